@@ -27,7 +27,7 @@ from ingestd.http.server import HttpServer
 from ingestd.observe import logs
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, paused, ready
-from ingestd.observe.systemd import telling_service_manager
+from ingestd.observe.systemd import notifying_service_manager
 from ingestd.pipeline.telemetry.storage import StorageTelemetry
 from ingestd.ports import LakeFactory
 from ingestd.process.memory import gc_frozen
@@ -103,10 +103,10 @@ async def _run(
             sources=len(config.sources),
             compiled=native.compiled is not None,
         )
-        telling = telling_service_manager(
+        notifying = notifying_service_manager(
             partial(ready, status), config.redactor, stop, paused=partial(paused, status)
         )
-        service_manager = await stack.enter_async_context(telling)
+        service_manager = await stack.enter_async_context(notifying)
         reloading = ConfigReload(
             config,
             load,

@@ -96,7 +96,8 @@ class SourceSettings(Section):
     """The keys of every kind of source; the model of a kind adds its own.
 
     `tables`: patterns ``schema.table`` with ``*``, ``?`` and ``[...]``; ``!`` excludes. A schema
-    with a dot is quoted as in SQL. `mask_key`: the key of sha256 masks.
+    with a dot is quoted as in SQL. `mask_key`: the key of sha256 masks. `dsn` is checked by the
+    model of the kind, which knows its syntax (`ingestd.postgres.settings.PostgresSettings`).
     """
 
     kind: str

@@ -77,33 +77,33 @@ class SystemdNotifier:
         self._paused = paused
         self._redactor = redactor
         self._gives_up_at = began + READY_WITHIN_S
-        self._is_ready_told = False
-        self._is_end_told = False
-        self._told = ""
+        self._is_ready_sent = False
+        self._is_stopping_sent = False
+        self._last_status = ""
 
     @property
-    def is_ready_told(self) -> bool:
+    def is_ready_sent(self) -> bool:
         """True once the service counts as started."""
-        return self._is_ready_told
+        return self._is_ready_sent
 
     def due(self, now: float, *, stopping: bool) -> list[str]:
         """Return the messages that are due now, and record them as sent."""
         if stopping:
-            if self._is_end_told:
+            if self._is_stopping_sent:
                 return []
-            self._is_end_told = True
+            self._is_stopping_sent = True
             return ["STOPPING=1", "STATUS=stopping"]
         found: list[str] = []
         is_ready, reasons = self._readiness()
-        if not self._is_ready_told and (is_ready or now >= self._gives_up_at):
-            self._is_ready_told = True
+        if not self._is_ready_sent and (is_ready or now >= self._gives_up_at):
+            self._is_ready_sent = True
             found.append("READY=1")
         words = "delivering" if is_ready else f"not delivering: {'; '.join(reasons)}"
         if is_ready and (paused := self._paused()):
             words = f"ready; {'; '.join(paused)}"
         status = " ".join(self._redactor.text(words).split())[:_STATUS_CHARS]
-        if status != self._told:
-            self._told = status
+        if status != self._last_status:
+            self._last_status = status
             found.append(f"STATUS={status}")
         return found
 
@@ -112,10 +112,10 @@ class ReloadNotifier:
     """Notifies the service manager, if there is one, when a reload begins and ends."""
 
     def __init__(
-        self, manager: ServiceManager | None = None, telling: SystemdNotifier | None = None
+        self, manager: ServiceManager | None = None, notifier: SystemdNotifier | None = None
     ) -> None:
         self._manager = manager
-        self._telling = telling
+        self._notifier = notifier
 
     def reload_began(self) -> None:
         """Send that the config is being re-read. `Type=notify-reload` requires the time."""
@@ -128,14 +128,14 @@ class ReloadNotifier:
 
     def _notify(self, *assignments: str) -> None:
         # A service that has not started yet can't reload, and READY=1 would mark it as started.
-        if self._manager is None or self._telling is None or not self._telling.is_ready_told:
+        if self._manager is None or self._notifier is None or not self._notifier.is_ready_sent:
             return
-        with suppress(OSError):  # `_tell` below logs it, once
+        with suppress(OSError):  # `_keep_notifying` below logs it, once
             self._manager.notify(*assignments)
 
 
 @asynccontextmanager
-async def telling_service_manager(
+async def notifying_service_manager(
     readiness: Readiness,
     redactor: Redactor,
     stop: asyncio.Event,
@@ -151,24 +151,26 @@ async def telling_service_manager(
     if manager is None:
         yield ReloadNotifier()
         return
-    telling = SystemdNotifier(readiness, redactor, time.monotonic(), paused=paused)
-    task = asyncio.create_task(_tell(manager, telling, stop), name="service manager")
+    notifier = SystemdNotifier(readiness, redactor, time.monotonic(), paused=paused)
+    task = asyncio.create_task(_keep_notifying(manager, notifier, stop), name="service manager")
     try:
-        yield ReloadNotifier(manager, telling)
+        yield ReloadNotifier(manager, notifier)
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
 
 
-async def _tell(manager: ServiceManager, telling: SystemdNotifier, stop: asyncio.Event) -> None:
+async def _keep_notifying(
+    manager: ServiceManager, notifier: SystemdNotifier, stop: asyncio.Event
+) -> None:
     log = structlog.get_logger("ingestd")
     sign = [] if manager.watchdog_s is None else ["WATCHDOG=1"]
     # systemd recommends at most half of the period
     most_s = STATUS_INTERVAL_S if manager.watchdog_s is None else manager.watchdog_s / 3
     is_heard = True
     while True:
-        words = telling.due(time.monotonic(), stopping=stop.is_set()) + sign
+        words = notifier.due(time.monotonic(), stopping=stop.is_set()) + sign
         try:
             if words:
                 manager.notify(*words)
@@ -177,7 +179,7 @@ async def _tell(manager: ServiceManager, telling: SystemdNotifier, stop: asyncio
             if is_heard:
                 log.warning("service_manager.unreachable", reason=error.strerror)
             is_heard = False
-        interval_s = STATUS_INTERVAL_S if telling.is_ready_told else LOOK_INTERVAL_S
+        interval_s = STATUS_INTERVAL_S if notifier.is_ready_sent else LOOK_INTERVAL_S
         await _wait(stop, min(most_s, interval_s))
 
 

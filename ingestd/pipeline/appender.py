@@ -139,7 +139,9 @@ class EpochAppender:
         }
         progressed = [
             self._table_set.record_progress(
-                split.table, snapshot_id, split.left(split.table, self._durable_splits[snapshot_id])
+                split.table,
+                snapshot_id,
+                split.remainder_of(split.table, self._durable_splits[snapshot_id]),
             )
             for snapshot_id, split in last.items()
         ]

@@ -57,7 +57,8 @@ class Page:
 class SplitDone:
     """All pages of a split of `table` have been queued before this.
 
-    `left`: returns what is left of the read once some splits are durable (`Snapshot.remainder`).
+    `remainder_of`: returns what must still be read once some splits are durable
+    (`Snapshot.remainder`).
     `oldest`: the oldest snapshot of any later page, of all tables that are read together
     (`snapshot_ids`: their reads).
     """
@@ -65,7 +66,7 @@ class SplitDone:
     table: TableId
     snapshot_id: int
     where: str
-    left: Callable[[TableId, Collection[str]], str]
+    remainder_of: Callable[[TableId, Collection[str]], str]
     oldest: PgSnapshot | None = None
     snapshot_ids: Collection[int] = ()
 

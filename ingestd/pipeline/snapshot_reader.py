@@ -189,7 +189,8 @@ class SnapshotReader:
             await self._enter(tables, self._barrier.position)
         # It may wait long for other transactions, and must not occupy a place meanwhile.
         snapshot = await self._warn_if_slow(
-            run, self._capture.snapshot(tables, chunked=True, newly_published=newly_published)
+            run,
+            self._capture.snapshot(tables, incremental=True, newly_published=newly_published),
         )
         async with _closing(snapshot), self._read_permits:
             # Without those cancelled meanwhile.
@@ -207,9 +208,9 @@ class SnapshotReader:
         if not tables:
             return
         table = tables[0]
-        left = self._table_set.remainder(table.id)
+        remainder = self._table_set.remainder(table.id)
         snapshot = await self._warn_if_slow(
-            run, self._capture.snapshot([table], chunked=True, left=left)
+            run, self._capture.snapshot([table], incremental=True, remainder=remainder)
         )
         async with _closing(snapshot), self._read_permits:
             if not self._table_set.being_read(run.snapshot_ids):
@@ -244,7 +245,7 @@ class SnapshotReader:
         if not self._table_set.is_read_by(name, snapshot_id):
             return
         table = self._table_set.table(name)
-        if name not in await self._capture.chunked([table], initial=False):
+        if name not in await self._capture.choose_incremental([table], initial=False):
             raise TableError(
                 name,
                 "can't be read in part: it has no key by whose text the server finds rows, or"
@@ -252,7 +253,7 @@ class SnapshotReader:
                 remedy="run `ingestd snapshot` without --where to read all of it",
             )
         snapshot = await self._warn_if_slow(
-            run, self._capture.snapshot([table], chunked=True, where=where)
+            run, self._capture.snapshot([table], incremental=True, where=where)
         )
         async with _closing(snapshot), self._read_permits:
             await self._open_windows(run, [table])

@@ -137,7 +137,7 @@ class TableSync:
         Without the tables that are read incrementally: those need the stream.
         """
         tables = self._table_set.to_read()
-        large = await self._capture.chunked(tables, initial=True)
+        large = await self._capture.choose_incremental(tables, initial=True)
         snapshot_ids = self._table_set.begin_snapshot([t for t in tables if t.id not in large])
         if snapshot_ids:
             try:
@@ -254,11 +254,11 @@ class TableSync:
         begun = next((t for t in tables if self._table_set.remainder(t.id)), None)
         if begun is not None:
             return [begun], self._reader.read_rest
-        able = await self._capture.chunked(tables, initial=False)
-        chunked = [t for t in tables if t.id in able]
-        if chunked:  # a few are read separately: one may have to wait
-            few = len(chunked) <= MAX_READS // 2
-            return chunked[:1] if few else chunked, self._reader.read_in_chunks
+        able = await self._capture.choose_incremental(tables, initial=False)
+        incremental = [t for t in tables if t.id in able]
+        if incremental:  # a few are read separately: one may have to wait
+            few = len(incremental) <= MAX_READS // 2
+            return incremental[:1] if few else incremental, self._reader.read_in_chunks
         return tables, self._reader.read_at_point
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:

@@ -171,14 +171,14 @@ SnapshotItem = SnapshotPage | SplitRead | TableRead | TableError
 class Snapshot(Protocol):
     """Tables being read, at one consistent point or incrementally. Always close it; twice is fine.
 
-    At a consistent point: every row is at (`point`, 0). Incrementally (`is_chunked`): each page has
-    its own position above `point` and carries the snapshot it was read in; the stream's changes
+    At a consistent point: every row is at (`point`, 0). Incrementally (`is_incremental`): each page
+    has its own position above `point` and carries the snapshot it was read in; the stream's changes
     must be compared with that (design section 8.9, docs/snapshots.md). A row that is read again, by
     this or another snapshot, gets a new position, even on an idle source.
     """
 
     @property
-    def is_chunked(self) -> bool: ...
+    def is_incremental(self) -> bool: ...
 
     @property
     def point(self) -> Lsn:
@@ -205,7 +205,7 @@ class Snapshot(Protocol):
     def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
         """Yield the rows with these keys (of `Table.identifying`) in pages; at least one page.
 
-        For a chunked snapshot only. A key without a row is omitted. Raises TableError.
+        For an incremental snapshot only. A key without a row is omitted. Raises TableError.
         """
         ...
 
@@ -310,7 +310,9 @@ class ChangeCapture(Protocol):
         """
         ...
 
-    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+    async def choose_incremental(
+        self, tables: Sequence[Table], *, initial: bool
+    ) -> frozenset[TableId]:
         """Return the tables that must be read incrementally, not at a consistent point.
 
         `initial`: the lake has nothing of them. Raises nothing that a snapshot would not.
@@ -321,21 +323,22 @@ class ChangeCapture(Protocol):
         self,
         tables: Sequence[Table],
         *,
-        chunked: bool = False,
+        incremental: bool = False,
         newly_published: bool = False,
-        left: str = "",
+        remainder: str = "",
         where: str | None = None,
     ) -> Snapshot:
         """Start reading these prepared tables at a point that `live` will reach and pass.
 
-        `chunked`: incrementally; only for tables that `chunked` above returned, and only while
-        `live` runs. `left`: for one table, what an earlier snapshot left to read
+        `incremental`: only for tables that `choose_incremental` returned, and only while `live`
+        runs. `remainder`: for one table, what an earlier snapshot left to read
         (`Snapshot.remainder`); the new snapshot has that one's `point`. `newly_published`: the
         source has begun to send the tables' changes only just now, and running transactions may not
         be covered: wait for these. `where`: for one table, read only the rows for which this SQL
         condition holds. Several snapshots may be open at once. Call before `live` or while it runs;
-        a chunk that `live` yields later may precede the point. Raises TableReplacedError if `left`
-        is no longer valid (or yields it in `items`), TableError if `where` is not a condition.
+        a chunk that `live` yields later may precede the point. Raises TableReplacedError if
+        `remainder` is no longer valid (or yields it in `items`), TableError if `where` is not a
+        condition.
         """
         ...
 

@@ -41,7 +41,8 @@ from ingestd.postgres.catalog.tables import (
 from ingestd.postgres.catalog.user_types import find_large, too_large
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.ctid_splits import read_error, splits_seen
+from ingestd.postgres.snapshot.ctid_splits import split_table
+from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT_S
 from ingestd.postgres.snapshot.read_probe import read_fault
@@ -164,7 +165,7 @@ class CopiedReferenceSource:
         row = await cursor.fetchone()
         assert row is not None
         snapshot = row[0]
-        splits = await splits_seen(keeper, table, snapshot, self._split_bytes)
+        splits = await split_table(keeper, table, snapshot, self._split_bytes)
         view = ExportedView(self._dsn, snapshot, RowOrigin(ZERO, datetime.now(UTC)))
         total = sum(s.estimated_bytes for s in splits)
         done = 0

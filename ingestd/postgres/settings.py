@@ -111,9 +111,9 @@ class WalSettings(PostgresSettings):
     `snapshot_chunked_above`: tables of more bytes are read incrementally in their first snapshot,
     too. `catch_up_above`: with more bytes of WAL than this to read, the backlog is first drained by
     SQL functions. Below that, streaming is as fast, because a call returns nothing until it is
-    complete. `catch_up_slots`: number of temporary slots that decode segments of the backlog at a
-    time. `catch_up_part`: approximate bytes of WAL in each segment, whose changes the server keeps
-    in temporary files meanwhile. `open_transaction_spool`: the server sends large transactions
+    complete. `catch_up_slots`: number of temporary slots that decode parts of the backlog at a
+    time. `catch_up_part`: approximate bytes of WAL in each part, whose changes the server keeps in
+    temporary files meanwhile. `open_transaction_spool`: the server sends large transactions
     before they commit, and up to this many bytes of them are kept; 0: it sends them after commit.
     """
 
@@ -131,9 +131,9 @@ class WalSettings(PostgresSettings):
     catch_up_above: SizeOrZero = 64_000_000
     """With more WAL than this to read, the backlog is first drained by SQL functions."""
     catch_up_slots: int = Field(default=2, ge=1, le=16)
-    """How many temporary slots decode segments of a backlog at the same time."""
+    """How many temporary slots decode parts of a backlog at the same time."""
     catch_up_part: SizeBytes = 3_000_000_000
-    """About how much WAL a segment has; the server keeps its changes in temporary files."""
+    """About how much WAL a part has; the server keeps its changes in temporary files."""
     open_transaction_spool: SizeOrZero = 0
     """How much of open transactions may be kept; 0: the server sends them after they commit."""
     before: Literal["key", "full"] = "key"

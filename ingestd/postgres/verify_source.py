@@ -35,14 +35,15 @@ from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.queries import is_deleted
 from ingestd.postgres.rewrites.fingerprint_queries import read_files
 from ingestd.postgres.settings import PollingSettings, PostgresSettings, WalSettings
-from ingestd.postgres.snapshot.ctid_splits import (
-    LOCK_TIMEOUT_S,
-    enter_snapshot,
-    read_error,
-    splits_seen,
-)
+from ingestd.postgres.snapshot.ctid_splits import split_table
+from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.read_view import (
+    LOCK_TIMEOUT_S,
+    ExportedView,
+    RowOrigin,
+    enter_snapshot,
+)
 from ingestd.postgres.wal.slots.create import ExportedPoint, temporary_point
 
 SLOT_LIMIT_S = 120.0
@@ -157,7 +158,7 @@ class SourceAtPoint:
                 self._dsn, autocommit=False, lock_timeout_s=self.lock_timeout_s
             ) as connection:
                 await enter_snapshot(connection, self._exported)
-                return await splits_seen(
+                return await split_table(
                     connection, self._without_deleted(table), self._exported, nbytes
                 )
         except psycopg.errors.LockNotAvailable as error:

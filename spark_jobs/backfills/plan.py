@@ -13,7 +13,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import ChangeCapture, Connector, Discovery, Split
-from ingestd.postgres.wal.slots.create import TableSnapshot
+from ingestd.postgres.wal.slots.table_snapshot import TableSnapshot
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, definition_of, run_name
 from spark_jobs.backfills.resume import BackfillStanding, are_there, why_void
 from spark_jobs.backfills.table import TableBackfill, event_of, write_marker
@@ -84,7 +84,7 @@ class BackfillReading:
         tables: Sequence[TableBackfill],
     ) -> None:
         """Take over plans that are still valid; remove what the others left."""
-        able = await capture.chunked([t.table for t in tables], initial=False)
+        able = await capture.choose_incremental([t.table for t in tables], initial=False)
         confirmed = (await capture.lag()).confirmed_lsn
         for table in tables:
             plan = await asyncio.to_thread(table.record.last_plan)

@@ -20,7 +20,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.table_state import progress_of
 from ingestd.ports import Fragment
-from ingestd.postgres.snapshot.resume import unread
+from ingestd.postgres.snapshot.resume import remainder_text
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, Record
 
 
@@ -108,7 +108,7 @@ class TableBackfill:
         plan = self.agreed
         if self.is_whole:
             return event_of(self.table, TableState.LIVE, plan.point)
-        left = unread(self.table, plan.point, sum(s.nbytes for s in plan.splits), (), ())
+        left = remainder_text(self.table, plan.point, sum(s.nbytes for s in plan.splits), (), ())
         is_marked = plan.marker.path in await lake.files_of(self.table.id)
         return replace(
             event_of(self.table, TableState.SNAPSHOTTING, plan.point),

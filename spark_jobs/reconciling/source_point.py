@@ -25,7 +25,7 @@ from ingestd.postgres.catalog.partitions import leaves_of
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.wal.slots.create import ExportedPoint, temporary_point
 from spark_jobs.source.split_frame import SnapshotRows
 

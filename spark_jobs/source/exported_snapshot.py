@@ -44,7 +44,7 @@ from psycopg import AsyncConnection
 from ingestd.model.errors import TableChangedError, TransientError
 from ingestd.model.schema import TableId
 from ingestd.ports import Split
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 from spark_jobs.source.read_plan import ReadPlan, cut, ensure_described, export
 from spark_jobs.source.split_packing import Bins
 

@@ -17,7 +17,8 @@ from ingestd.model.schema import Table
 from ingestd.ports import Split
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.ctid_splits import read_error, splits_seen
+from ingestd.postgres.snapshot.ctid_splits import split_table
+from ingestd.postgres.snapshot.errors import read_error
 from spark_jobs.source.split_packing import Bins, packed
 from spark_jobs.source.table import SourceTable
 
@@ -86,7 +87,7 @@ async def cut(plan: ReadPlan, connection: AsyncConnection[Any], snapshot: str, c
             finally:
                 await connector.close()
         async with connection.transaction():
-            return await splits_seen(connection, table, snapshot, target_bytes)
+            return await split_table(connection, table, snapshot, target_bytes)
 
     found = await splits(_WHOLE_BYTES)
     if count > 1:

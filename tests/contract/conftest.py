@@ -95,10 +95,10 @@ class PostgresWorld:
     """Cut by blocks, or by the key."""
 
     def __init__(
-        self, database: Database, cutter: Callable[[str], SplitManager] = CtidSplits
+        self, database: Database, manager: Callable[[str], SplitManager] = CtidSplits
     ) -> None:
         self._database = database
-        self._cutter = cutter
+        self._manager = manager
         database.execute('CREATE TABLE "Größe x" (id bigint PRIMARY KEY, name text)')
         self.table = make_table(database.value("""SELECT '"Größe x"'::regclass::oid::int8"""))
 
@@ -117,7 +117,7 @@ class PostgresWorld:
             yield name
 
     def splits(self) -> SplitManager:
-        return self._cutter(self._database.dsn)
+        return self._manager(self._database.dsn)
 
     def page_source(
         self,
@@ -142,5 +142,5 @@ async def exported_snapshot(dsn: str) -> AsyncGenerator[str, None]:
 def world(request: pytest.FixtureRequest) -> TableWorld:
     if request.param == "fake":
         return FakeWorld()
-    cutter = CtidSplits if request.param == "blocks" else KeySplits
-    return PostgresWorld(request.getfixturevalue("database"), cutter)
+    manager = CtidSplits if request.param == "blocks" else KeySplits
+    return PostgresWorld(request.getfixturevalue("database"), manager)

@@ -96,9 +96,9 @@ async def streaming(world: ChangeWorld) -> AsyncGenerator[Stream, None]:
         await capture.close()
 
 
-async def chunked(stream: Stream, **options: Any) -> Snapshot:
-    snapshot = await stream.capture.snapshot([stream.table], chunked=True, **options)
-    assert snapshot.is_chunked
+async def incremental(stream: Stream, **options: Any) -> Snapshot:
+    snapshot = await stream.capture.snapshot([stream.table], incremental=True, **options)
+    assert snapshot.is_incremental
     return snapshot
 
 
@@ -132,7 +132,7 @@ async def test_snapshot_boundary_chunks_and_changes_are_the_table(world: ChangeW
     async with streaming(world) as stream:
         writing = asyncio.create_task(write())
         try:
-            snapshot = await chunked(stream)
+            snapshot = await incremental(stream)
             items = []
             async for item in snapshot.items():
                 items.append(item)
@@ -166,7 +166,7 @@ async def test_snapshot_boundary_chunks_and_changes_are_the_table(world: ChangeW
 
 async def test_a_page_lies_above_all_that_it_sees(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
-        snapshot = await chunked(stream)
+        snapshot = await incremental(stream)
         items = []
         async for item in snapshot.items():
             if isinstance(item, SnapshotPage):
@@ -191,7 +191,7 @@ async def test_a_page_lies_above_all_that_it_sees(world: ChangeWorld) -> None:
 
 async def test_every_split_ends_and_the_table_last(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
-        snapshot = await chunked(stream)
+        snapshot = await incremental(stream)
         assert snapshot.progress(stream.table.id) == 0.0
         items = [item async for item in snapshot.items()]
         assert snapshot.progress(stream.table.id) == pytest.approx(1.0)
@@ -205,7 +205,7 @@ async def test_every_split_ends_and_the_table_last(world: ChangeWorld) -> None:
 async def test_no_page_is_older_than_the_oldest(world: ChangeWorld) -> None:
     """By that it is forgotten which changes a chunk may not have seen."""
     async with streaming(world) as stream:
-        snapshot = await chunked(stream)
+        snapshot = await incremental(stream)
         told: list[PgSnapshot] = []
         given = 0
         async for item in snapshot.items():
@@ -224,7 +224,7 @@ async def test_no_page_is_older_than_the_oldest(world: ChangeWorld) -> None:
 
 async def test_rows_are_found_by_their_keys(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
-        snapshot = await chunked(stream)
+        snapshot = await incremental(stream)
         await world.delete(3)
         async with asyncio.timeout(LIMIT_S):
             pages = [p async for p in snapshot.rows_of(stream.table, {("1",), ("2",), ("3",)})]
@@ -244,7 +244,7 @@ async def test_a_row_that_is_read_again_has_another_position(world: ChangeWorld)
         pages: list[SnapshotPage] = []
 
         async def read(**options: Any) -> Snapshot:
-            snapshot = await chunked(stream, **options)
+            snapshot = await incremental(stream, **options)
             open_ones.push_async_callback(snapshot.close)
             pages.extend([p async for p in snapshot.rows_of(stream.table, keys)])
             pages.extend(pages_of([item async for item in snapshot.items()]))
@@ -253,7 +253,7 @@ async def test_a_row_that_is_read_again_has_another_position(world: ChangeWorld)
 
         first = await read()
         await read(where="id < 10")
-        await read(left=first.remainder(stream.table.id, []))
+        await read(remainder=first.remainder(stream.table.id, []))
         await read()
     found = [page.batch.rows.select(["id", "_cdc_lsn"]) for page in pages]
     rows = pa.Table.from_batches(found).to_pylist()
@@ -264,7 +264,7 @@ async def test_a_row_that_is_read_again_has_another_position(world: ChangeWorld)
 
 async def test_resumes_with_what_was_left(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
-        first = await chunked(stream)
+        first = await incremental(stream)
         given: list[SnapshotItem] = []
         items = first.items()
         async for item in items:
@@ -276,14 +276,14 @@ async def test_resumes_with_what_was_left(world: ChangeWorld) -> None:
         left = first.remainder(stream.table.id, done)
         await first.close()
         await world.insert(world.many)  # after the point: it comes with the stream
-        second = await chunked(stream, left=left)
+        second = await incremental(stream, remainder=left)
         assert second.point == first.point
         rest = [item async for item in second.items()]
         again = second.remainder(
             stream.table.id, [i.where for i in rest if isinstance(i, SplitRead)]
         )
         await second.close()
-        third = await chunked(stream, left=again)
+        third = await incremental(stream, remainder=again)
         assert ids(pages_of([item async for item in third.items()])) == []
         await third.close()
     not_again = set(range(world.many)) - set(ids(pages_of(rest)))
@@ -293,7 +293,7 @@ async def test_resumes_with_what_was_left(world: ChangeWorld) -> None:
 
 async def test_what_was_left_is_void_in_another_file(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
-        first = await chunked(stream)
+        first = await incremental(stream)
         left = ""
         items = first.items()
         async for item in items:
@@ -309,7 +309,7 @@ async def test_what_was_left_is_void_in_another_file(world: ChangeWorld) -> None
 
 async def read_left(stream: Stream, left: str) -> None:
     """It may be noticed as it begins or while it reads."""
-    snapshot = await chunked(stream, left=left)
+    snapshot = await incremental(stream, remainder=left)
     try:
         async for item in snapshot.items():
             if isinstance(item, TableReplacedError):
@@ -320,7 +320,7 @@ async def read_left(stream: Stream, left: str) -> None:
 
 async def test_a_rewrite_ends_a_reading(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
-        snapshot = await chunked(stream)
+        snapshot = await incremental(stream)
         items: list[SnapshotItem] = []
         async for item in snapshot.items():
             if not items:
@@ -333,7 +333,7 @@ async def test_a_rewrite_ends_a_reading(world: ChangeWorld) -> None:
 
 async def test_an_abandoned_table_is_not_read_on(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
-        snapshot = await chunked(stream)
+        snapshot = await incremental(stream)
         items: list[SnapshotItem] = []
         async for item in snapshot.items():
             items.append(item)
@@ -345,7 +345,7 @@ async def test_an_abandoned_table_is_not_read_on(world: ChangeWorld) -> None:
 
 async def test_a_partial_snapshot_gives_what_its_condition_chooses(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
-        snapshot = await chunked(stream, where="id < 10")
+        snapshot = await incremental(stream, where="id < 10")
         items = [item async for item in snapshot.items()]
         done = [item.where for item in items if isinstance(item, SplitRead)]
         assert snapshot.remainder(stream.table.id, done[:1]) == ""
@@ -356,7 +356,7 @@ async def test_a_partial_snapshot_gives_what_its_condition_chooses(world: Change
 async def test_snapshot_boundary_a_commit_not_yet_visible(world: ChangeWorld) -> None:
     """It is streamed; chunks are marked as not seeing it."""
     async with streaming(world) as stream:
-        snapshot = await chunked(stream)
+        snapshot = await incremental(stream)
         async with world.unseen(world.many):
 
             async def is_streamed() -> bool:
@@ -382,7 +382,7 @@ async def test_snapshot_boundary_a_later_run_awaits_invisible_commits(
     hidden = AsyncExitStack()
     await hidden.enter_async_context(world.unseen(world.many))
     async with hidden, streaming(world) as stream:
-        beginning = asyncio.create_task(chunked(stream))
+        beginning = asyncio.create_task(incremental(stream))
         done, _ = await asyncio.wait([beginning], timeout=0.5)
         assert not done
         await hidden.aclose()

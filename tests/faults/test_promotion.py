@@ -15,7 +15,7 @@ from ingestd.model.errors import TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy, Drain
+from ingestd.postgres.wal.drain.drain import Drain, DrainPolicy
 from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
 from ingestd.postgres.wal.slots.advance import SlotAdvance
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
@@ -231,7 +231,7 @@ async def test_lossless_a_promoted_standby_is_not_the_primary(
             other.execute("INSERT INTO t SELECT generate_series(100001, 120000)")
             before = slot(other, "confirmed_flush_lsn::text")
             assert Lsn.parse(before) < lake
-            policy = CatchUpPolicy(above_bytes=10_000)
+            policy = DrainPolicy(above_bytes=10_000)
             limits = StreamLimits(limit_bytes=1 << 20, status_interval_s=1.0)
             advance = SlotAdvance(dsn, SLOT, "s", step_bytes=1)
             advance.lineage = lineage
@@ -305,7 +305,7 @@ async def test_a_backlog_is_drained_as_far_as_the_standby_has_it(
         with primary.connect() as connection:
             connection.execute("CREATE DATABASE shop")
         shop.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        policy = CatchUpPolicy(above_bytes=10_000, slots=2, part_bytes=100_000)
+        policy = DrainPolicy(above_bytes=10_000, slots=2, part_bytes=100_000)
         with syncing_standby(primary, shop) as standby:
             keep_slots_behind_the_standby(shop)
             async with capturing(shop, policy) as capture:
@@ -343,7 +343,7 @@ def await_told_of(shop: Database) -> None:
 
 
 @contextlib.asynccontextmanager
-async def capturing(shop: Database, policy: CatchUpPolicy) -> AsyncIterator[WalCapture]:
+async def capturing(shop: Database, policy: DrainPolicy) -> AsyncIterator[WalCapture]:
     settings = WalSettings(
         kind="wal",
         dsn=SecretStr(shop.dsn),
@@ -351,7 +351,7 @@ async def capturing(shop: Database, policy: CatchUpPolicy) -> AsyncIterator[WalC
         slot=SLOT,
         publication=SLOT,
     )
-    capture = WalCapture("shop", settings, memory_bytes=8 << 20, catch_up=policy)
+    capture = WalCapture("shop", settings, memory_bytes=8 << 20, drain_policy=policy)
     try:
         await capture.prepare((await capture.discover({})).tables)
         yield capture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from ingestd.decode.pgoutput.backend_messages import MOST_ASIDE_BYTES, MOST_BYTES
+from ingestd.decode.wire.backend_messages import MOST_ASIDE_BYTES, MOST_BYTES
 from tests.unit.decode.plain import Refused
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import pyarrow as pa
 from ingestd.decode.copy.columnar import ColumnarDecoder
 from ingestd.decode.copy.packing import Packing
 from ingestd.decode.copy.rows import CopyDecoder
-from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.decode.pgoutput.relation import Relation, table_of
@@ -25,6 +24,7 @@ from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.decode.type_mapping import lake_type
 from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import texts_of
+from ingestd.decode.wire.backend_messages import Cutter, error_fields
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Table, TableId, with_before

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,11 +44,11 @@ def send_while_open(database: Database) -> None:
     database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
 
 
-def segmenting(database: Database, above_bytes: int = 0, **fields: int) -> CatchUpPolicy:
+def segmenting(database: Database, above_bytes: int = 0, **fields: int) -> DrainPolicy:
     """Return a policy under which drains stream transactions above 64 kB."""
     send_while_open(database)
     most = fields.pop("most_segmented", 1000)
-    return CatchUpPolicy(
+    return DrainPolicy(
         above_bytes,
         open_bytes=0,
         decoding_memory="64kB",

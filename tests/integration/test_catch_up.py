@@ -27,7 +27,7 @@ from ingestd.postgres.wal.capture import WalCapture
 from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.drain import slot_copy as drain_slot
 from ingestd.postgres.wal.drain.decision import LATE_CHECKS
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.drain.slot_copy import DrainSlot
 from ingestd.postgres.wal.relation_cache import Relations
 from ingestd.postgres.wal.replication_stream import ReplicationStream, StreamLimits, open_stream
@@ -70,23 +70,21 @@ async def run_until_rows(pipeline: Pipeline, lake: Path, rows: int) -> None:
         await running
 
 
-def capture_of(dsn: str, slot: str, policy: CatchUpPolicy) -> WalCapture:
+def capture_of(dsn: str, slot: str, policy: DrainPolicy) -> WalCapture:
     settings = WalSettings(
         kind="wal", dsn=SecretStr(dsn), tables=["public.t"], slot=slot, publication=slot
     )
-    return WalCapture("shop", settings, memory_bytes=8 << 20, catch_up=policy)
+    return WalCapture("shop", settings, memory_bytes=8 << 20, drain_policy=policy)
 
 
 def make_pipeline(
-    dsn: str, slot: str, lake: Path, policy: CatchUpPolicy, *, max_delay_s: float = 0.1
+    dsn: str, slot: str, lake: Path, policy: DrainPolicy, *, max_delay_s: float = 0.1
 ) -> Pipeline:
     epochs = PipelinePolicy(EpochPolicy(max_delay_s=max_delay_s, max_bytes=1 << 20))
     return Pipeline(capture_of(dsn, slot, policy), DeltaLake(str(lake), "shop"), epochs, watch())
 
 
-async def run_pipeline(
-    server: PostgresServer, lake: Path, policy: CatchUpPolicy, rows: int
-) -> None:
+async def run_pipeline(server: PostgresServer, lake: Path, policy: DrainPolicy, rows: int) -> None:
     """Run one on a server's only slot until the lake has so many rows."""
     await run_until_rows(make_pipeline(server.dsn(), "only", lake, policy), lake, rows)
 
@@ -99,7 +97,7 @@ async def test_with_few_free_slots_fewer_drain_with_none_it_streams(
     own_postgres.settings["max_replication_slots"] = str(1 + free)
     await asyncio.to_thread(own_postgres.restart)
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=200_000, slots=3, part_bytes=50_000)
+    policy = DrainPolicy(above_bytes=200_000, slots=3, part_bytes=50_000)
     # the `t` of the snapshot
     await run_pipeline(own_postgres, lake, policy, 1)
     for low in range(0, 3000, 1000):
@@ -129,7 +127,7 @@ async def test_with_few_free_slots_fewer_drain_with_none_it_streams(
 @pytest.mark.thorough
 async def test_large_messages_are_drained(database: Database, lake: Path) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=100_000)
+    policy = DrainPolicy(above_bytes=100_000)
 
     await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
     database.execute(
@@ -147,7 +145,7 @@ async def test_a_backlog_is_committed_when_it_is_given(
 ) -> None:
     """Its epoch does not wait for more."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes)
+    policy = DrainPolicy(above_bytes)
     await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
     insert_rows(database, 0)
     pipeline = make_pipeline(database.dsn, database.name, lake, policy, max_delay_s=10 * LIMIT_S)
@@ -185,7 +183,7 @@ async def test_a_backlog_is_delivered_with_only_one_free_connection(
         return await connect(own_postgres.dsn(user="crowded"), **more)
 
     monkeypatch.setattr(refused, "connect", crowded)
-    policy = CatchUpPolicy(above_bytes=200_000, part_bytes=100_000)
+    policy = DrainPolicy(above_bytes=200_000, part_bytes=100_000)
     await run_pipeline(own_postgres, lake, policy, 1)  # the `t` of the snapshot
     for low in range(0, 6000, 1000):
         own_postgres.psql(
@@ -210,7 +208,7 @@ async def test_exactly_once_large_blocks_are_not_read_ahead_of(
     database: Database, lake: Path, *, large_bytes: int
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=100_000, part_bytes=1_000_000, large_block_bytes=large_bytes)
+    policy = DrainPolicy(above_bytes=100_000, part_bytes=1_000_000, large_block_bytes=large_bytes)
 
     await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
     for low in range(0, 1000, 250):
@@ -233,9 +231,9 @@ async def cramped(own_postgres: PostgresServer) -> PostgresServer:
     return own_postgres
 
 
-def cramped_policy(**fields: int) -> CatchUpPolicy:
+def cramped_policy(**fields: int) -> DrainPolicy:
     """A policy for `cramped`; `sparse_ratio` 0: as if all parts before had held nothing."""
-    return CatchUpPolicy(above_bytes=200_000, result_memory="64kB", **fields)  # type: ignore[arg-type]
+    return DrainPolicy(above_bytes=200_000, result_memory="64kB", **fields)  # type: ignore[arg-type]
 
 
 def insert_in_small_transactions(server: PostgresServer, rows: int) -> None:
@@ -357,7 +355,7 @@ async def test_segments_the_server_cannot_spill_are_not_retried(
 ) -> None:
     """Those of a transaction that is open at the end of a part are for nothing."""
     cramped.psql("ALTER DATABASE postgres SET logical_decoding_work_mem = '64kB'")
-    policy = CatchUpPolicy(
+    policy = DrainPolicy(
         above_bytes=100_000,
         slots=1,
         part_bytes=10_000_000,
@@ -393,7 +391,7 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
 ) -> None:
     """Each change is delivered once across both hand-overs."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=1 << 20, slots=2, part_bytes=1 << 20)
+    policy = DrainPolicy(above_bytes=1 << 20, slots=2, part_bytes=1 << 20)
     capture = capture_of(database.dsn, database.name, policy)
     found: list[int] = []
     try:
@@ -435,7 +433,7 @@ async def test_a_stream_that_rereads_much_wal_is_not_interrupted(
     await asyncio.to_thread(own_postgres.restart)
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY)")
     own_postgres.psql("CREATE TABLE other (note text)")
-    policy = CatchUpPolicy(
+    policy = DrainPolicy(
         above_bytes=1 << 20, part_bytes=1 << 20, reread_bytes=1 << 20, reread_parts=1, pause_s=0.0
     )
     found: list[int] = []
@@ -467,7 +465,7 @@ async def test_a_stream_that_rereads_much_wal_is_not_interrupted(
     assert policy.drained == 0
 
 
-async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
+async def prepared(server: PostgresServer, policy: DrainPolicy) -> WalCapture:
     """Return one with publication and slot."""
     capture = capture_of(server.dsn(), "only", policy)
     try:
@@ -582,7 +580,7 @@ async def test_exactly_once_a_slot_moved_by_another_client_is_refused(
     if when == "copied":
         failpoints.arm("capture.slot_copy.before=delay:0", lambda *_: meddle())
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=100_000, slots=1)
+    policy = DrainPolicy(above_bytes=100_000, slots=1)
     capture = capture_of(database.dsn, database.name, policy)
     try:
         discovery = await capture.discover({})
@@ -631,9 +629,9 @@ async def test_i1_the_slot_position_is_read_before_any_status_is_sent(database: 
         slot_position=slot_position,
         server_position=server_position,
         memory_bytes=8 << 20,
-        catch_up=CatchUpPolicy(above_bytes=1 << 30),
+        drain_policy=DrainPolicy(above_bytes=1 << 30),
         spool=SpoolPolicy(1 << 30),
-        past=SlotDecodeGap(),
+        decode_gap=SlotDecodeGap(),
     )
     async with await connect(database.dsn) as connection:
         server = await inspect_server(connection, database.dsn)

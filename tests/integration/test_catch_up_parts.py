@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy, Drain, PartFailedError
+from ingestd.postgres.wal.drain.drain import Drain, DrainPolicy, PartFailedError
 from ingestd.postgres.wal.drain.parts import cut
 from tests.harness.databases import lineage_of
 from tests.harness.open_transactions import OpenWriters, meanings, segmenting
@@ -94,7 +94,7 @@ def of_one_slot(database: Database) -> list[bytes]:
     return of_changes([bytes(row[0]) for row in database.rows(_PLAIN.format(slot=database.name))])
 
 
-async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
+async def drained(database: Database, policy: DrainPolicy) -> Messages:
     [[start, target]] = database.rows(
         "SELECT confirmed_flush_lsn::text, pg_current_wal_flush_lsn()::text"
         " FROM pg_replication_slots WHERE slot_name = %s",
@@ -124,7 +124,7 @@ async def test_exactly_once_at_the_bounds_of_parts(
     """I2, I3: message by message what one slot sends, in the same order."""
     create(database)
     await asyncio.to_thread(write, database)
-    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes)
+    policy = DrainPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes)
     messages = await drained(database, policy)
     assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     assert len(messages.of_changes()) > 1000
@@ -143,7 +143,7 @@ async def test_exactly_once_a_transaction_across_parts_merges_them(
         "INSERT INTO t SELECT 2, n, '' FROM generate_series(1, 20000) n",
         "INSERT INTO t SELECT 3, n, '' FROM generate_series(1, 2000) n",
     )
-    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000)
+    policy = DrainPolicy(above_bytes=0, slots=slots, part_bytes=50_000)
     messages = await drained(database, policy)
     assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     sizes = [end - begin for begin, end in pairwise(messages.ends)]
@@ -160,7 +160,7 @@ async def test_exactly_once_joined_parts_end_where_they_hold_enough(
     create(database)
     await asyncio.to_thread(write, database)
     # As if all parts before had held nothing.
-    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000, sparse_ratio=0)
+    policy = DrainPolicy(above_bytes=0, slots=slots, part_bytes=50_000, sparse_ratio=0)
     messages = await drained(database, policy)
     assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     assert sorted(messages.ends) == messages.ends
@@ -196,7 +196,7 @@ async def test_exactly_once_segments_with_ddl_give_the_same_rows(
     )
     with writers:
         await asyncio.to_thread(writers.join)
-    plain = await drained(database, CatchUpPolicy(above_bytes=0, slots=1))
+    plain = await drained(database, DrainPolicy(above_bytes=0, slots=1))
     policy = segmenting(database, slots=1)
     messages = await drained(database, policy)
     assert list(meanings(messages.found)) == list(meanings(plain.found))

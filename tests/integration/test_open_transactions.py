@@ -23,7 +23,7 @@ from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, raw_rows
 from tests.harness.open_transactions import (
@@ -70,7 +70,7 @@ async def running(
         "shop",
         settings,
         memory_bytes=1 << 20,  # 128 kB for open transactions, the rest goes to a file
-        catch_up=CatchUpPolicy(1 << 40),
+        drain_policy=DrainPolicy(1 << 40),
         spool=policy or SpoolPolicy(1 << 30),
     )
     stop = asyncio.Event()

@@ -18,10 +18,10 @@ from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.key_order import key_order
 from ingestd.postgres.polling.keys.key_pages import KeyPages
-from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
+from ingestd.postgres.snapshot.read_view import enter_snapshot
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.command_line import run_command
 from tests.harness.config import polling_config, wal_config

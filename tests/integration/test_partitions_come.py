@@ -18,9 +18,9 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 from ingestd.postgres.rewrites.fingerprint_queries import (
     difference,
+    read_attach_xids,
     read_empty,
     read_files,
-    read_places,
 )
 from ingestd.postgres.snapshot.read_view import current_snapshot
 
@@ -241,11 +241,11 @@ async def reason_after(database: Database, coming: Coming) -> str | None:
 
 async def stored(looking: AsyncConnection[Any], oid: int) -> TableFingerprint:
     files, toast = await read_files(looking, [oid])
-    places = await read_places(looking, [oid])
+    places = await read_attach_xids(looking, [oid])
     return TableFingerprint(
         (),
         files.get(oid, {}),
-        places=places.get(oid, {}),
+        attach_xids=places.get(oid, {}),
         toast=toast.get(oid, {}),
         ended=(await current_snapshot(looking)).xmin,
     )

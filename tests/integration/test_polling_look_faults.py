@@ -10,7 +10,7 @@ import pytest
 
 from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.polling.poll import TablePoll, backend_of, begin_poll, look_at
+from ingestd.postgres.polling.poll import TablePoll, backend_of, begin_poll, scan_table
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from tests.integration.test_polling_looks import described
 
@@ -29,7 +29,7 @@ async def rows_found(
     now = await begin_poll(connection, backend)
     await connection.execute("SAVEPOINT a_table")
     progress = PollProgress(SeenXids(), SeenXids())
-    look = TablePoll(
+    scan = TablePoll(
         polled,
         progress,
         is_whole=True,
@@ -38,7 +38,7 @@ async def rows_found(
         limit_s=limit_s,
     )
     try:
-        async with aclosing(look_at(connection, look, now)) as pages:
+        async with aclosing(scan_table(connection, scan, now)) as pages:
             return sum([rows.rows.count async for rows in pages])
     finally:
         await connection.execute("ROLLBACK TO SAVEPOINT a_table")
@@ -57,7 +57,7 @@ async def test_answers_match_their_queries_after_a_consumer_failed(
     connection = await connect(database.dsn, autocommit=False)
     now = await begin_poll(connection, await backend_of(connection))
     await connection.execute("SAVEPOINT a_table")
-    look = TablePoll(
+    scan = TablePoll(
         polled,
         PollProgress(SeenXids(), SeenXids()),
         is_whole=True,
@@ -65,7 +65,7 @@ async def test_answers_match_their_queries_after_a_consumer_failed(
         row_limit_bytes=UNLIMITED_BYTES,
         limit_s=None,
     )
-    async with aclosing(look_at(connection, look, now)) as pages:
+    async with aclosing(scan_table(connection, scan, now)) as pages:
         assert await anext(pages)
     await connection.execute("ROLLBACK TO SAVEPOINT a_table")
     for number in range(3):

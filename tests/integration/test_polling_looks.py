@@ -21,7 +21,7 @@ from ingestd.postgres.polling.poll import (
     backend_of,
     begin_poll,
     first_progress,
-    look_at,
+    scan_table,
 )
 from ingestd.postgres.polling.polled_table import Cursor, PolledTable
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
@@ -62,15 +62,15 @@ class Watcher:
             cursor = await self.connection.execute("SELECT version FROM public.t")
             self.found += [v for (v,) in await cursor.fetchall()]
         else:
-            look = TablePoll(
+            scan = TablePoll(
                 self.polled, self.progress, is_whole, page_rows=3, row_limit_bytes=UNLIMITED_BYTES
             )
-            async with aclosing(look_at(self.connection, look, now)) as pages:
+            async with aclosing(scan_table(self.connection, scan, now)) as pages:
                 async for rows in pages:
                     for batch in rows.changes(PollRowOrigin(Lsn(1), now.at), None):
                         self.found += batch.rows.column("version").to_pylist()
-            self.progress = PollProgress.parse(look.progress.to_text())
-            self.kinds.add(look.is_whole)
+            self.progress = PollProgress.parse(scan.progress.to_text())
+            self.kinds.add(scan.is_whole)
         await self.connection.rollback()
 
 

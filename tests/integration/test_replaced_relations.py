@@ -31,7 +31,7 @@ from ingestd.postgres.polling.poll import (
     begin_poll,
     first_progress,
     latest_cursor,
-    look_at,
+    scan_table,
 )
 from ingestd.postgres.polling.polled_table import Cursor, PolledTable
 from ingestd.postgres.polling.preflight import _is_growing_uuid
@@ -261,14 +261,14 @@ async def polling(dsn: str) -> AsyncGenerator[tuple[Any, Any], None]:
 async def poll(dsn: str, table: Table, _: str, *, is_whole: bool = True) -> None:
     async with polling(dsn) as (connection, now):
         progress = PollProgress(SeenXids(), SeenXids(), floor=None if is_whole else "2020-01-01")
-        look = TablePoll(
+        scan = TablePoll(
             await polled_of(table),
             progress,
             is_whole,
             page_rows=10,
             row_limit_bytes=UNLIMITED_BYTES,
         )
-        async with aclosing(look_at(connection, look, now)) as pages:
+        async with aclosing(scan_table(connection, scan, now)) as pages:
             async for _rows in pages:
                 pass
 

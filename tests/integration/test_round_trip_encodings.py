@@ -15,7 +15,7 @@ from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.config import wal_config
 from tests.integration.test_catch_up import run_until_rows
@@ -106,8 +106,8 @@ async def test_lossless_a_backlog_of_a_database_without_an_encoding(
     )
 
     def pipeline() -> Pipeline:
-        drains = CatchUpPolicy(above_bytes=-1)
-        capture = WalCapture("shop", settings, memory_bytes=64 << 20, catch_up=drains)
+        drains = DrainPolicy(above_bytes=-1)
+        capture = WalCapture("shop", settings, memory_bytes=64 << 20, drain_policy=drains)
         often = PipelinePolicy(EpochPolicy(max_delay_s=0.1, max_bytes=1 << 20))
         return Pipeline(capture, DeltaLake(str(lake), "shop"), often, watch())
 

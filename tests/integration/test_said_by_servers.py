@@ -13,7 +13,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.server_messages import loggable_message
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.where import check_condition
 from tests.integration.test_pages import table_named
 

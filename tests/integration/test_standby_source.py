@@ -24,7 +24,7 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.preflight import preflight
 from ingestd.postgres.wal.slots.create import SlotCreationPolicy, prepare_slot, temporary_point
 from ingestd.testing.oracle.comparison import compare_source
@@ -184,9 +184,9 @@ async def test_a_backlog_on_a_standby_is_packed_by_the_server(lake: Path, major:
         shop.execute(PUBLISH)
         with standby_of(primary) as standby:
             other = shop_on(standby)
-            policy = CatchUpPolicy(-1)
+            policy = DrainPolicy(-1)
             made = settings(other)
-            capture = WalCapture("shop", made, memory_bytes=64 << 20, catch_up=policy)
+            capture = WalCapture("shop", made, memory_bytes=64 << 20, drain_policy=policy)
             stop = asyncio.Event()
             running = asyncio.create_task(
                 Pipeline(

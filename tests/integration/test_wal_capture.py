@@ -25,7 +25,7 @@ from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.testing.embedded.daemon import module_environment
 from ingestd.testing.embedded.ports import free_port
 from ingestd.testing.oracle.comparison import compare_source
@@ -331,8 +331,8 @@ def capture_of(
         slot=database.name,
         publication=database.name,
     )
-    catch_up = CatchUpPolicy(64_000_000)
-    return kind("shop", settings, memory_bytes=64 << 20, catch_up=catch_up)
+    drain_policy = DrainPolicy(64_000_000)
+    return kind("shop", settings, memory_bytes=64 << 20, drain_policy=drain_policy)
 
 
 @asynccontextmanager

@@ -30,15 +30,20 @@ from ingestd.decode.pgoutput.messages import (
     TYPE,
     Ints,
     Messages,
-    TellMessage,
+    ReportMessage,
     Transaction,
     Transactions,
     oids_of,
     read_messages,
     read_transactions,
-    tell_messages,
+    report_messages,
 )
-from ingestd.decode.pgoutput.relation import Relation, Resolve, TellPartition, parse_relation
+from ingestd.decode.pgoutput.relation import (
+    Relation,
+    ReportPartition,
+    ResolveRelation,
+    parse_relation,
+)
 from ingestd.decode.pgoutput.shortening import LEFT_OUT, columns_left_out
 from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import Chunk, TableBatch, idle_chunk
@@ -86,17 +91,17 @@ class PgoutputDecoder:
     Messages after a feed's last Commit are buffered until their transaction ends, so that chunks
     end with transactions. More than `hold_bytes` of them are returned as an open chunk, and so is
     what precedes a buffer of that size. A change with more than `row_limit_bytes` in captured
-    columns is dropped, and its table is reported in `Chunk.refused`. `tell_partition` is called
-    repeatedly, `tell_message` before the chunk is returned. `encoding`: of texts and names, None
+    columns is dropped, and its table is reported in `Chunk.refused`. `report_partition` is called
+    repeatedly, `report_message` before the chunk is returned. `encoding`: of texts and names, None
     for UTF-8. `groups`: which tables are decoded together. Not thread-safe.
     """
 
     def __init__(
         self,
-        resolve: Resolve,
+        resolve: ResolveRelation,
         *,
-        tell_partition: TellPartition = lambda *_: None,
-        tell_message: TellMessage = lambda *_: False,
+        report_partition: ReportPartition = lambda *_: None,
+        report_message: ReportMessage = lambda *_: False,
         hold_bytes: int = 8 << 20,
         row_limit_bytes: int = UNLIMITED_BYTES,
         encoding: Encoding | None = None,
@@ -105,8 +110,8 @@ class PgoutputDecoder:
         self._groups = groups
         self._encoding = encoding
         self._resolve = resolve
-        self._tell_partition = tell_partition
-        self._tell_message = tell_message
+        self._report_partition = report_partition
+        self._report_message = report_message
         self._ignored = 0
         self._hold_bytes = hold_bytes
         self._row_limit_bytes = row_limit_bytes
@@ -118,7 +123,7 @@ class PgoutputDecoder:
         self._held: list[tuple[bytes | memoryview, Ints]] = []
         self._held_bytes = 0
         self._is_stale = self._has_left_out = False
-        self._told_last: Relation | None = None
+        self._trailing_relation: Relation | None = None
         self._partitions: set[int] = set()
 
     @property
@@ -138,8 +143,8 @@ class PgoutputDecoder:
         """
         every, last = set(self._known) - self._partitions, set[int]()
         newest = None
-        if self._told_last is not None:
-            last.add(self._told_last.oid)
+        if self._trailing_relation is not None:
+            last.add(self._trailing_relation.oid)
         for piece, (starts, ends) in self._held:
             messages = read_messages(bytes(piece), starts, ends, self._encoding)
             for kind, oid in zip(messages.types.tolist(), messages.oids.tolist(), strict=True):
@@ -261,7 +266,7 @@ class PgoutputDecoder:
         self._has_left_out = _has_left_out(messages)
         found = list(self._find(messages, transactions, counts))
         self._find_partitions(messages, transactions)
-        self._ignored += tell_messages(messages, transactions, self._tell_message)
+        self._ignored += report_messages(messages, transactions, self._report_message)
         total = np.cumsum(counts)
         # the count before each transaction began; negative for the open one
         carried = 0 if self._open is None else self._open.changes
@@ -340,12 +345,14 @@ class PgoutputDecoder:
         change.
         """
         types, heads = messages.types, messages.heads
-        if self._told_last is not None and len(types) and IS_CHANGE[types[0]]:
-            self._tell_if_partition(self._told_last, int(oids_of(heads[:1])[0]), transactions, 0)
+        if self._trailing_relation is not None and len(types) and IS_CHANGE[types[0]]:
+            self._report_if_partition(
+                self._trailing_relation, int(oids_of(heads[:1])[0]), transactions, 0
+            )
         at_relations = np.flatnonzero(types == RELATION)
-        self._told_last = None
+        self._trailing_relation = None
         if len(at_relations) and at_relations[-1] == len(types) - 1:
-            self._told_last = parse_relation(
+            self._trailing_relation = parse_relation(
                 messages.content(int(at_relations[-1])), self._encoding
             )
             at_relations = at_relations[:-1]
@@ -353,18 +360,18 @@ class PgoutputDecoder:
         is_partition = IS_CHANGE.take(types[at_relations + 1]) & (tables != oids)
         for i in at_relations[is_partition].tolist():
             relation = parse_relation(messages.content(i), self._encoding)
-            self._tell_if_partition(
+            self._report_if_partition(
                 relation, int(oids_of(heads[i + 1 : i + 2])[0]), transactions, i + 1
             )
 
-    def _tell_if_partition(
+    def _report_if_partition(
         self, relation: Relation, table: int, transactions: Transactions, change: int
     ) -> None:
         if relation.oid != table:
             self._partitions.add(relation.oid)
         if relation.oid != table and self._known[table].table is not None:
             lsn, xid = transactions.commit_of(change)
-            self._tell_partition(replace(relation, lsn=lsn, xid=xid), table)
+            self._report_partition(replace(relation, lsn=lsn, xid=xid), table)
 
     def _find_between(
         self,

@@ -307,7 +307,7 @@ DDL_PREFIX = b"ingestd.ddl\0"
 MOST_DDL_BYTES = 1 << 20
 """A larger message with the prefix was not written by ingestd's triggers."""
 
-TellMessage = Callable[[bytes, Lsn, int], bool]
+ReportMessage = Callable[[bytes, Lsn, int], bool]
 """Called with the content of a message with the prefix `ingestd.ddl`, its transaction's commit
 position, and the transaction's id. Returns whether the content is valid."""
 
@@ -316,7 +316,7 @@ _LENGTH = struct.Struct(">i")
 _TRANSACTIONAL = 1
 
 
-def tell_messages(messages: Messages, transactions: Transactions, tell: TellMessage) -> int:
+def report_messages(messages: Messages, transactions: Transactions, report: ReportMessage) -> int:
     """Pass on the DDL messages, in order. Return the number of other messages.
 
     Any content is valid, because any role may write messages. Only messages passed on are copied.
@@ -334,5 +334,5 @@ def tell_messages(messages: Messages, transactions: Transactions, tell: TellMess
             ignored += 1
             continue
         lsn, xid = transactions.commit_of(i)
-        ignored += not tell(messages.source.buffer[content:end], lsn, xid)
+        ignored += not report(messages.source.buffer[content:end], lsn, xid)
     return ignored

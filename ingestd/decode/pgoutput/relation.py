@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from ingestd.decode.type_mapping import BUILT_IN, lake_type
-from ingestd.decode.values.encodings import Encoding, name_of, told_apart
+from ingestd.decode.values.encodings import Encoding, distinct_names, name_of
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import Column, ReplicaIdentity, Table, TableId, with_before
@@ -47,9 +47,9 @@ class Relation:
     xid: int = field(default=0, compare=False)
 
 
-Resolve = Callable[[Relation], Table | None]
+ResolveRelation = Callable[[Relation], Table | None]
 """Returns the captured table of a relation; None: its changes are dropped and not counted."""
-TellPartition = Callable[[Relation, int], None]
+ReportPartition = Callable[[Relation, int], None]
 """Called with a partition, and the OID of the table as which its changes are sent."""
 
 
@@ -83,7 +83,7 @@ def _parse(message: bytes, encoding: Encoding | None) -> Relation:
     if at != len(message) or count < 0:
         msg = f"{count} columns do not fill the message"
         raise ValueError(msg)
-    apart = told_apart(names)
+    apart = distinct_names(names)
     columns = [RelationColumn(n, *shape) for n, shape in zip(apart, shapes, strict=True)]
     if len(set(apart)) != count:
         msg = "two columns of one name"

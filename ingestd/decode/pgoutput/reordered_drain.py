@@ -37,10 +37,10 @@ from ingestd.decode.pgoutput.streamed_transactions import (
     START_FORM,
     STOP,
     STREAM_COMMIT,
+    LastRelations,
+    MessageRun,
     NewestRelations,
     StreamCommit,
-    Stretch,
-    Told,
     ensure_few_open,
     is_from,
     relation_oid,
@@ -158,7 +158,9 @@ class _Ahead:
 
     def _commit(self, commit: StreamCommit) -> None:
         one = self._of(commit.xid)
-        relations: Told = {oid: (number, message) for _, oid, number, message in one.relations}
+        relations: LastRelations = {
+            oid: (number, message) for _, oid, number, message in one.relations
+        }
         undone: list[int] = []
         for subxid in reversed(one.aborts):
             is_earliest = not undone or _is_from(undone[-1], subxid)
@@ -188,7 +190,7 @@ class ReorderedDrain:
         self._is_in_segment = False
         self._last: int | None = None
 
-    def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[Stretch]:
+    def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[MessageRun]:
         """Consume complete messages, yield those that are due. Raises ProtocolError."""
         if len(starts) == 0:
             return
@@ -199,7 +201,7 @@ class ReorderedDrain:
             message = buffer[int(starts[i]) : int(ends[i])]
             with _malformed(message[:2]):
                 if message[0] == AHEAD:
-                    self._told(message[1:])
+                    self._record_announcement(message[1:])
                 else:
                     yield from self._control(message)
             at = i + 1
@@ -215,7 +217,7 @@ class ReorderedDrain:
             msg = "the server did not send all of a result"
             raise ProtocolError(msg)
 
-    def _told(self, message: bytes) -> None:
+    def _record_announcement(self, message: bytes) -> None:
         if message[:1] != SPAN:
             self._expect(self._span is None, message)
             self._ahead.add_message(message)
@@ -232,7 +234,7 @@ class ReorderedDrain:
         self._expect(follows and self._given is None and not self._is_in_segment, message)
         self._span = span
 
-    def _control(self, message: bytes) -> Iterator[Stretch]:
+    def _control(self, message: bytes) -> Iterator[MessageRun]:
         if message[0] == START:
             _, xid, _ = START_FORM.unpack(message)
             if self._given is None:
@@ -256,7 +258,7 @@ class ReorderedDrain:
 
     def _messages(
         self, buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8]
-    ) -> Iterator[Stretch]:
+    ) -> Iterator[MessageRun]:
         """Process messages of one segment, or outside of any."""
         if len(starts) == 0:
             return

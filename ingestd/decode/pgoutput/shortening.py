@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator
-from typing import Protocol
 
 from ingestd.model.errors import ProtocolError
 
@@ -36,31 +35,8 @@ _Taking = Generator[int, bytes, list[bytes]]
 """Requests so many bytes, or with a negative number skips them; returns messages."""
 
 
-class Shortener(Protocol):
-    """Consumes one CopyData message piece by piece."""
-
-    def feed(self, piece: memoryview) -> None:
-        """Consume the next piece. Raises ProtocolError."""
-        ...
-
-    def finish(self) -> list[bytes]:
-        """Return the contents of the messages that replace it. Raises ProtocolError."""
-        ...
-
-
-class DroppedMessage:
-    """Keeps nothing of a message."""
-
-    def feed(self, piece: memoryview) -> None:
-        """Skip the piece."""
-
-    def finish(self) -> list[bytes]:
-        """Return nothing."""
-        return []
-
-
 class _Taker:
-    """Feeds pieces to a generator, in portions of as many bytes as it requests."""
+    """A `Shortener` that feeds a generator, in portions of as many bytes as it requests."""
 
     def __init__(self, taking: _Taking) -> None:
         self._taking = taking

@@ -75,7 +75,7 @@ _RELATION_OID = struct.Struct(">I")
 _ORDINARY_BEGIN = struct.Struct(">cQqI")
 _ORDINARY_COMMIT = struct.Struct(">cBQQq")
 
-Stretch = tuple[bytes | memoryview, Ints, Ints]
+MessageRun = tuple[bytes | memoryview, Ints, Ints]
 """A buffer and the starts and ends of its messages: the arguments of `PgoutputDecoder.feed`."""
 Xids = NDArray[np.uint32]
 
@@ -137,7 +137,7 @@ def count_before(xids: Xids, subxid: int) -> int:
     return int(earlier[-1]) + 1 if len(earlier) else 0
 
 
-Told = dict[int, tuple[int, bytes]]
+LastRelations = dict[int, tuple[int, bytes]]
 """By the relation's OID: the number of its last RELATION message, and the message."""
 
 
@@ -145,13 +145,13 @@ class NewestRelations:
     """The definitions that hold after the commit of a streamed transaction."""
 
     def __init__(self) -> None:
-        self._newest: Told = {}
+        self._newest: LastRelations = {}
 
     def record(self, oid: int, number: int, message: bytes) -> None:
         """Record a RELATION message sent outside of segments while a transaction is open."""
         self._newest[oid] = (number, message)
 
-    def committed(self, relations: Told) -> list[bytes]:
+    def committed(self, relations: LastRelations) -> list[bytes]:
         """Return the newer messages to repeat at the end of a transaction that sent these."""
         newer = []
         for oid, last in relations.items():
@@ -182,11 +182,11 @@ class StreamCommit:
         _, *fields = COMMIT_FORM.unpack(message)
         return cls(*fields)
 
-    def begin_messages(self, *origin: bytes) -> Stretch:
+    def begin_messages(self, *origin: bytes) -> MessageRun:
         """Return the Begin of the ordinary format, and the ORIGIN message if there is one."""
         return _joined(_ORDINARY_BEGIN.pack(b"B", self.lsn, self.time, self.xid), *origin)
 
-    def commit_messages(self, newer: Sequence[bytes]) -> Stretch:
+    def commit_messages(self, newer: Sequence[bytes]) -> MessageRun:
         """Return the RELATION messages to repeat, and the Commit of the ordinary format."""
         last = _ORDINARY_COMMIT.pack(b"C", self.flags, self.lsn, self.end_lsn, self.time)
         return _joined(*newer, last)
@@ -210,7 +210,7 @@ class StreamedTransactions:
         """Return whether a partly sent transaction is open."""
         return bool(self._open)
 
-    def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[Stretch]:
+    def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[MessageRun]:
         """Consume complete messages, yield those that are due: none, these, or far more than these.
 
         Exhaust the iterator before the next call. Raises ProtocolError.
@@ -230,7 +230,7 @@ class StreamedTransactions:
 
     def _reorder_segment(
         self, buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8]
-    ) -> Iterator[Stretch]:
+    ) -> Iterator[MessageRun]:
         """Process messages of one segment, or outside of any."""
         if len(starts) == 0:
             return
@@ -256,14 +256,14 @@ class StreamedTransactions:
             self._last[self._segment] = int(messages.xids[-1])
             self._spool.append_messages(self._segment, messages)
 
-    def _control(self, message: bytes) -> Iterator[Stretch]:
+    def _control(self, message: bytes) -> Iterator[MessageRun]:
         try:
             yield from self._controlled(message)
         except struct.error as error:
             msg = f"malformed message {message[:1]!r} of {len(message)} bytes"
             raise ProtocolError(msg) from error
 
-    def _controlled(self, message: bytes) -> Iterator[Stretch]:
+    def _controlled(self, message: bytes) -> Iterator[MessageRun]:
         if (message[0] == STOP) == (self._segment is None):
             msg = f"message {message[:1]!r} in the wrong place among segments"
             raise ProtocolError(msg)
@@ -296,16 +296,16 @@ class StreamedTransactions:
         self._spool.drop(xid)
         self._close(xid)
 
-    def _commit(self, message: bytes) -> Iterator[Stretch]:
+    def _commit(self, message: bytes) -> Iterator[MessageRun]:
         commit = StreamCommit.read(message)
         if commit.xid not in self._open:
             msg = f"commit of transaction {commit.xid}, which has not begun"
             raise ProtocolError(msg)
         origin = self._origins.get(commit.xid)
         yield commit.begin_messages(*([] if origin is None else [origin]))
-        relations: Told = {}
+        relations: LastRelations = {}
         for messages in self._spool.pop_transaction(commit.xid):
-            relations |= {oid: (number, told_by) for oid, number, told_by in messages.relations()}
+            relations |= {oid: (number, message) for oid, number, message in messages.relations()}
             yield messages.buffer, messages.starts, messages.ends
         newer = self._newest.committed(relations)
         self._close(commit.xid)
@@ -362,7 +362,7 @@ def _by_writer(xids: Xids, types: NDArray[np.uint8], last: int | None) -> Xids:
     return np.where(before < 0, first, xids[np.maximum(before, 0)])
 
 
-def _joined(*messages: bytes) -> Stretch:
+def _joined(*messages: bytes) -> MessageRun:
     ends = np.cumsum([len(m) for m in messages], dtype=np.int64)
     return b"".join(messages), np.append([0], ends[:-1]), ends
 

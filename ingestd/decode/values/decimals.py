@@ -1,4 +1,8 @@
-"""Parsing of integers and decimals; see `ingestd.decode.values.cast` for accepted values."""
+"""Parsing of integers and decimals; see `ingestd.decode.values.cast` for accepted values.
+
+Each function also flags the values that it refuses, such as a numeric with more digits than the
+lake's decimal: there the column is null, and `_cdc_raw` has the text.
+"""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def name_of(name: bytes, encoding: Encoding | None) -> str:
         return OddName.from_bytes(name.decode("ascii", "backslashreplace"), name)
 
 
-def told_apart(names: Sequence[str]) -> list[str]:
+def distinct_names(names: Sequence[str]) -> list[str]:
     r"""Return the names; an odd one that is written like another gets a number.
 
     A name may contain a backslash, so a column can be called `\xff` next to one that is that byte.

@@ -24,11 +24,11 @@ async def coverage_of(
     source: str,
     dsn: str,
     known: Known,
-    look: Callable[[AsyncConnection[Any], Known], Awaitable[Coverage]],
+    poll: Callable[[AsyncConnection[Any], Known], Awaitable[Coverage]],
     *,
     timeout_s: float,
 ) -> Coverage:
-    """Return the coverage, using a kind's poll `look`; see `ingestd.ports.Connector.coverage`."""
+    """Return the coverage, by a kind's `poll` of it; see `ingestd.ports.Connector.coverage`."""
     where = f"source {source}, coverage"
     # Rewrites are not checked: that might scan a table.
     known = {name: replace(table, storage="") for name, table in known.items()}
@@ -37,7 +37,7 @@ async def coverage_of(
             asyncio.timeout(timeout_s),
             await connect(dsn, statement_timeout_s=timeout_s, reads_names=True) as connection,
         ):
-            return await look(connection, known)
+            return await poll(connection, known)
     except TimeoutError as error:
         raise TransientError(
             f"{where}: no answer within {timeout_s:g} s", reason="timeout"

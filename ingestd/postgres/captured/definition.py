@@ -46,9 +46,9 @@ from ingestd.postgres.catalog.tables import (
     TableRow,
     list_columns,
     list_generated,
-    list_hiding,
     list_tables,
     list_types,
+    list_with_hidden_rows,
     table_of,
     their_names,
 )
@@ -58,7 +58,11 @@ from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.rewrites.dependent_text_queries import read_texts, read_uses
 from ingestd.postgres.rewrites.dependent_texts import NO_TEXTS, TableTexts, TypeUse, refuse_key
 from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFingerprint, digest
-from ingestd.postgres.rewrites.fingerprint_queries import read_files, read_homes, read_places
+from ingestd.postgres.rewrites.fingerprint_queries import (
+    read_attach_xids,
+    read_files,
+    read_schema_xids,
+)
 from ingestd.postgres.rewrites.tracker import LOCK_TIMEOUT_S
 from ingestd.postgres.settings import PostgresSettings
 from ingestd.postgres.snapshot.read_view import current_snapshot
@@ -71,42 +75,43 @@ class Catalog:
     """The catalog's state of the tables in the config. Two are equal if nothing changed.
 
     `is_streamed`: a publication sends the changes. `present`: every table, included or not.
-    `others`: names in the config that are not tables. `columns`, `files`, `toast`, `places`,
-    `homes` (see `TableFingerprint`): by table OID; `types`: by type OID. `structs`: by OID, the
-    columns that are structs in the lake. `published`: by name. `generated`: generated columns, sent
-    or not, by table OID. `minds_unsent`: the server refuses UPDATE and DELETE if an identity
-    contains an unsent column (18+). `partitions`: see `list_partitions`, by OID of the root. `lsn`:
-    all of it holds at that position. `seen`: the transactions that precede it. Without a
-    publication: `indexes`, the unique ones by table OID; `hiding`, OIDs of the tables whose row
-    security hides rows from this role. `type_oids`: the types of the columns, except of tables in
-    `too_large`: by table OID, why its types are not read. `uses`: by type OID, the types whose text
-    depends on other objects; `texts`: by table OID, these texts.
+    `not_tables`: names in the config that are not tables. `columns`, `files`, `toast`,
+    `attach_xids`, `schema_xids` (see `TableFingerprint`): by table OID; `types`: by type OID.
+    `structs`: by OID, the columns that are structs in the lake. `published`: by name. `generated`:
+    generated columns, sent or not, by table OID. `refuses_unsent_identity`: the server refuses
+    UPDATE and DELETE if an identity contains an unsent column (18+). `partitions`: see
+    `list_partitions`, by OID of the root. `lsn`: all of it holds at that position. `pg_snapshot`:
+    the transactions that precede it. Without a publication: `indexes`, the unique ones by table
+    OID; `with_hidden_rows`, OIDs of the tables whose row security hides rows from this role.
+    `type_oids`: the types of the columns, except of tables in `too_large`: by table OID, why its
+    types are not read. `uses`: by type OID, the types whose text depends on other objects; `texts`:
+    by table OID, these texts.
     """
 
     is_streamed: bool = False
     present: tuple[TableId, ...] = field(default=(), compare=False)
-    others: Mapping[TableId, NotTable] = field(default_factory=dict)
+    not_tables: Mapping[TableId, NotTable] = field(default_factory=dict)
     rows: tuple[TableRow, ...] = ()
     columns: Mapping[int, tuple[ColumnRow, ...]] = field(default_factory=dict)
     files: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     toast: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    places: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
-    homes: Mapping[int, str] = field(default_factory=dict)
+    attach_xids: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    schema_xids: Mapping[int, str] = field(default_factory=dict)
     published: Mapping[TableId, Published] = field(default_factory=dict)
     publication: Publication | None = None
     types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
     structs: Mapping[int, frozenset[str]] = field(default_factory=dict)
     generated: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
-    minds_unsent: bool = False
+    refuses_unsent_identity: bool = False
     partitions: Mapping[int, tuple[Partition, ...]] = field(default_factory=dict)
     indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
-    hiding: frozenset[int] = frozenset()
+    with_hidden_rows: frozenset[int] = frozenset()
     type_oids: frozenset[int] = field(default=frozenset(), compare=False)
     too_large: Mapping[int, str] = field(default_factory=dict)
     uses: Mapping[int, tuple[TypeUse, ...]] = field(default_factory=dict)
     texts: Mapping[int, TableTexts] = field(default_factory=dict)
     lsn: Lsn = field(default=Lsn(0), compare=False)
-    seen: PgSnapshot = field(default=PgSnapshot(0, 0), compare=False)
+    pg_snapshot: PgSnapshot = field(default=PgSnapshot(0, 0), compare=False)
 
     def sending(self, row: TableRow) -> PublishedIdentity:
         """Return what decides, besides a table's replica identity, which changes can be sent."""
@@ -117,7 +122,7 @@ class Catalog:
             frozenset(unsent.values()),
             frozenset(unsent[n] for n in named if n in unsent),
             self.partitions.get(row.oid, ()),
-            minds_unsent=self.minds_unsent,
+            refuses_unsent_identity=self.refuses_unsent_identity,
             not_validated=row.not_validated,
         )
 
@@ -155,14 +160,14 @@ class Catalog:
             frozenset(map(digest, generated.values())) - {c.name for c in columns},
             membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
-            ended=self.seen.xmin,
-            places=self.places.get(row.oid, {}),
+            ended=self.pg_snapshot.xmin,
+            attach_xids=self.attach_xids.get(row.oid, {}),
             publication=self.publication.altered if self.publication else "",
             numbered=row.numbered,
             dropped=dropped,
             unlisted=frozenset(unlisted),
             key=_key_mark(row),
-            home=self.homes.get(row.oid, ""),
+            schema_xid=self.schema_xids.get(row.oid, ""),
             toast=self.toast.get(row.oid, {}),
             is_streamed=self.is_streamed,
             is_listed=how.membership is not None,
@@ -201,16 +206,16 @@ async def _read_catalog(
     catalog = Catalog(
         is_streamed=settings.sent_by is not None,
         present=tuple(r.id for r in every),
-        others=await find_not_tables(connection, absent),
+        not_tables=await find_not_tables(connection, absent),
         rows=wanted,
         files=files,
         toast=toast,
-        places=await read_places(connection, oids),
-        homes=await read_homes(connection, oids),
+        attach_xids=await read_attach_xids(connection, oids),
+        schema_xids=await read_schema_xids(connection, oids),
         structs={r.oid: _structs(settings, r.id) for r in wanted},
         generated=await list_generated(connection, oids),
         lsn=lsn,
-        seen=await current_snapshot(connection),
+        pg_snapshot=await current_snapshot(connection),
     )
     if settings.sent_by is None:
         catalog = await _with_indexes(connection, catalog, oids)
@@ -300,7 +305,7 @@ async def _with_publication(
         catalog,
         published=await with_row_filters(connection, wanted, last),
         publication=await find_publication(connection, name),
-        minds_unsent=connection.info.server_version >= WITH_GENERATED,
+        refuses_unsent_identity=connection.info.server_version >= WITH_GENERATED,
         partitions=await list_partitions(connection, oids),
     )
 
@@ -311,7 +316,7 @@ async def _with_indexes(
     return replace(
         catalog,
         indexes=await list_indexes(connection, oids),
-        hiding=await list_hiding(connection, oids),
+        with_hidden_rows=await list_with_hidden_rows(connection, oids),
     )
 
 
@@ -348,7 +353,7 @@ class TableDefinitions:
         self._columns = dict(catalog.columns)
         self._uses = catalog.uses
         self._too_large = catalog.too_large
-        self._partitioned |= catalog.places.keys()
+        self._partitioned |= catalog.attach_xids.keys()
         for row in catalog.rows:
             self._note_hidden(row, known.get(row.id))
         self.take_publication(catalog)

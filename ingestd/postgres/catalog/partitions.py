@@ -75,10 +75,10 @@ class _Relation:
 class Leaf:
     """A relation that holds rows of the table; no row is in two. `nbytes`: including TOAST.
 
-    `file`: pg_relation_filenode, which a rewrite replaces. `is_cut`: it can be read by ranges of
-    blocks, which needs the privilege to read the complete table. `is_whole`: it represents the
-    complete table, which has no blocks itself and can't be read leaf by leaf. `is_packed`: small
-    values only, so the server can pack them by column.
+    `file`: pg_relation_filenode, which a rewrite replaces. `is_splittable`: it can be read by
+    ranges of blocks, which needs the privilege to read the complete table. `is_whole`: it
+    represents the complete table, which has no blocks itself and can't be read leaf by leaf.
+    `is_packed`: small values only, so the server can pack them by column.
     """
 
     oid: int
@@ -89,7 +89,7 @@ class Leaf:
     nbytes: int
     is_whole: bool = False
     is_packed: bool = False
-    is_cut: bool = True
+    is_splittable: bool = True
 
 
 async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf]:
@@ -154,7 +154,7 @@ def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
             r.blocks or 0,
             r.nbytes or 0,
             is_packed=bool(r.is_readable and r.is_sent_as_stored and not r.toast_bytes),
-            is_cut=bool(r.is_readable),
+            is_splittable=bool(r.is_readable),
         )
         for r in leaves
     ]

@@ -123,7 +123,7 @@ async def lock_relation(
         else:
             await lock_name(connection, blocks.relation)
         if condition is None:
-            await _ensure_meant(connection, table, blocks, columns)
+            await _ensure_same_relation(connection, table, blocks, columns)
         else:
             await ensure_condition(connection, table, blocks, condition, columns)
         await ensure_plannable(connection, table, blocks.oid, with_partitions=blocks.is_whole)
@@ -141,7 +141,7 @@ async def ensure_condition(
     Runs nothing of the condition. Raises as `lock_relation`; psycopg.Error if it is invalid.
     """
     trust = await read_type_trust(connection, blocks.oid)
-    await _ensure_meant(connection, table, blocks, {**trust.trusted, **columns})
+    await _ensure_same_relation(connection, table, blocks, {**trust.trusted, **columns})
     await ensure_trusted(connection, table, blocks, trust, condition)
 
 
@@ -156,7 +156,7 @@ def whole(table: Table, *, is_partitioned: bool) -> BlockRange:
     return BlockRange(name.schema, name.name, is_whole=is_partitioned, oid=table.oid)
 
 
-async def _ensure_meant(
+async def _ensure_same_relation(
     connection: AsyncConnection[Any],
     table: TableId,
     blocks: BlockRange,
@@ -183,7 +183,7 @@ async def _ensure_meant(
         ) from error
     if row is None or not row[0]:
         raise TableChangedError(
-            table, f"{name} is not the relation that should be read", remedy=PUT_BACK
+            table, f"{name} is a different relation than the one discovered", remedy=PUT_BACK
         )
     for (column, expected), present, seen in zip(columns.items(), row[1], row[2], strict=True):
         if present != expected or seen not in {0, expected}:

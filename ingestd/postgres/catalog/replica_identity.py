@@ -86,15 +86,15 @@ class PublishedIdentity:
     """What, besides a table's own replica identity, decides which of its changes can be sent.
 
     `unsent`: generated columns that are not sent; `unsent_key`: those in the replica identity's
-    index. `partitions`: one of each group that differs only in names. `minds_unsent`: the server
-    refuses UPDATE and DELETE if an identity contains an unsent column (18+). `not_validated`: the
-    NOT NULL constraint that disqualifies the identity's index (18+).
+    index. `partitions`: one of each group that differs only in names. `refuses_unsent_identity`:
+    the server refuses UPDATE and DELETE if an identity contains an unsent column (18+).
+    `not_validated`: the NOT NULL constraint that disqualifies the identity's index (18+).
     """
 
     unsent: frozenset[str] = frozenset()
     unsent_key: frozenset[str] = frozenset()
     partitions: tuple[Partition, ...] = ()
-    minds_unsent: bool = False
+    refuses_unsent_identity: bool = False
     not_validated: str | None = None
 
 
@@ -140,7 +140,7 @@ def only_inserts(
 
 def _refused_for_unsent(table: Table, sending: PublishedIdentity) -> str | None:
     """Return which identity has an unsent generated column, if the server refuses that."""
-    if not sending.minds_unsent:
+    if not sending.refuses_unsent_identity:
         return None
     for name in sending.unsent_key:
         return _UNSENT_KEY.format(name)
@@ -189,7 +189,7 @@ def _insufficient(table: Table, sending: PublishedIdentity) -> str | None:
     """Return what old rows will lack to identify their rows; None if they have everything."""
     if sending.not_validated is not None:
         return f"constraint {sending.not_validated!r} of its replica identity is NOT VALID"
-    if not sending.minds_unsent:  # else it is not sent at all
+    if not sending.refuses_unsent_identity:  # else it is not sent at all
         for name in sending.unsent_key:
             return _UNSENT_KEY.format(name)
     for partition in sending.partitions:
@@ -290,7 +290,7 @@ def _alter_partitions(table: Table, sending: PublishedIdentity) -> str:
 
 def whole_rows(table: Table, sending: PublishedIdentity, which: LiteralString = "") -> str:
     """Return SQL for sending complete rows, or the alternative if the server would refuse it."""
-    if not (sending.minds_unsent and sending.unsent):
+    if not (sending.refuses_unsent_identity and sending.unsent):
         if which:
             return _for_tree(table, "FULL", which)
         return _alter(table, "FULL", sending)

@@ -14,7 +14,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import args_row, class_row
 
 from ingestd.decode.type_mapping import BUILT_IN, Attribute, PgType, Types, lake_type
-from ingestd.decode.values.encodings import told_apart
+from ingestd.decode.values.encodings import distinct_names
 from ingestd.model.changes import RESERVED_PREFIX
 from ingestd.model.errors import TableError
 from ingestd.model.schema import Column, ReplicaIdentity, Table, TableId, with_before
@@ -261,7 +261,7 @@ async def list_columns(
 
 
 def _apart(columns: Sequence[ColumnRow]) -> tuple[ColumnRow, ...]:
-    names = told_apart([column.name for column in columns])
+    names = distinct_names([column.name for column in columns])
     return tuple(replace(c, name=name) for c, name in zip(columns, names, strict=True))
 
 
@@ -281,7 +281,9 @@ def their_names(columns: Mapping[int, Mapping[int, str]]) -> dict[int, tuple[str
     return {oid: tuple(named.values()) for oid, named in columns.items()}
 
 
-async def list_hiding(connection: AsyncConnection[Any], tables: Iterable[int]) -> frozenset[int]:
+async def list_with_hidden_rows(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> frozenset[int]:
     """Return which of these tables (OIDs) have policies that hide rows from this role."""
     cursor = await connection.execute(_HIDING, (list(tables),))
     return frozenset([oid for (oid,) in await cursor.fetchall()])

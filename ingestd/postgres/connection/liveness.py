@@ -125,7 +125,7 @@ class LivenessCheckedConnection(LimitedConnection):
     _elsewhere: Mapping[str, Any] | None = None
     _pid = 0
     _server: ServerInstance | None = None
-    _is_told = False
+    _is_warned = False
     why_lost = ""
 
     def watch(self, parameters: Mapping[str, Any]) -> None:
@@ -217,7 +217,7 @@ class LivenessCheckedConnection(LimitedConnection):
     async def _looked_at(self) -> _Doing:
         """Probe twice: an answer may be in flight, or arrive slowly."""
         for _ in range(2):
-            doing = await self._look_until_answered()
+            doing = await self._probe_until_answered()
             if doing is not _Doing.WAITING:
                 break
             await asyncio.sleep(self.liveness.in_flight_s)
@@ -234,19 +234,19 @@ class LivenessCheckedConnection(LimitedConnection):
             return inf
         return float(_TCP_INFO.unpack(info)[0]) / 1000
 
-    async def _look_until_answered(self) -> _Doing:
+    async def _probe_until_answered(self) -> _Doing:
         """Start several probes one after another: one may be refused, or take long."""
         count, interval_s = self.liveness.probes, self.liveness.probe_interval_s
         end_s = asyncio.get_running_loop().time() + count * interval_s
-        looks = [asyncio.create_task(self._probe(n * interval_s, end_s)) for n in range(count)]
+        probes = [asyncio.create_task(self._probe(n * interval_s, end_s)) for n in range(count)]
         try:
-            for look in asyncio.as_completed(looks):
-                if (doing := await look) is not _Doing.AWAY:
+            for probe in asyncio.as_completed(probes):
+                if (doing := await probe) is not _Doing.AWAY:
                     return doing
         finally:
-            for task in looks:
+            for task in probes:
                 task.cancel()
-            await asyncio.gather(*looks, return_exceptions=True)
+            await asyncio.gather(*probes, return_exceptions=True)
         return _Doing.AWAY
 
     async def _probe(self, after_s: float, end_s: float) -> _Doing:
@@ -273,7 +273,7 @@ class LivenessCheckedConnection(LimitedConnection):
         except psycopg.OperationalError:
             return _Doing.WORKING
         except psycopg.Error as error:
-            self._tell_blindness(error)
+            self._warn_blind(error)
             return _Doing.WORKING
         finally:
             await other.close()  # first: psycopg waits for the end of a query that it cancels
@@ -291,12 +291,12 @@ class LivenessCheckedConnection(LimitedConnection):
             return False
         return waits is None or bool(waits)
 
-    def _tell_blindness(self, error: psycopg.Error) -> None:
+    def _warn_blind(self, error: psycopg.Error) -> None:
         """Log, once, that only a completely unreachable server will be detected."""
-        if not self._is_told:
+        if not self._is_warned:
             structlog.get_logger("ingestd").warning(
                 "watch.refused",
                 reason=loggable_message(error),
                 remedy="GRANT SELECT ON pg_catalog.pg_stat_activity TO this role (the default)",
             )
-        self._is_told = True
+        self._is_warned = True

@@ -19,9 +19,9 @@ from ingestd.decode.values.encodings import (
     KNOWN,
     Encoding,
     OddName,
+    distinct_names,
     encoding_of,
     name_of,
-    told_apart,
 )
 from ingestd.postgres.connection.quoting import QuotedStr
 
@@ -135,13 +135,13 @@ def name_from(connection: AsyncConnection[Any], name: bytes) -> str:
 
 
 def tables_apart(tables: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return schema and name of each of a database's tables, made distinct by `told_apart`."""
+    """Return schema and name of each of a database's tables, made distinct by `distinct_names`."""
     schemas = {_exactly(schema): schema for schema, _ in tables}
-    apart = dict(zip(schemas, told_apart(list(schemas.values())), strict=True))
+    apart = dict(zip(schemas, distinct_names(list(schemas.values())), strict=True))
     found: dict[int, tuple[str, str]] = {}
     for exactly, schema in apart.items():
         places = [i for i, (of, _) in enumerate(tables) if _exactly(of) == exactly]
-        names = told_apart([tables[i][1] for i in places])
+        names = distinct_names([tables[i][1] for i in places])
         found |= {i: (schema, name) for i, name in zip(places, names, strict=True)}
     return [found[i] for i in range(len(tables))]
 

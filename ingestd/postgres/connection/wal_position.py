@@ -41,6 +41,10 @@ _REPLAYED_BY_STANDBY = sql.SQL("SELECT ({})::text").format(
 _INSERT = sql.SQL(
     "SELECT {}::text, pg_catalog.current_setting('wal_block_size')::pg_catalog.int4"
 ).format(_on_standby(_RECEIVED, "pg_catalog.pg_current_wal_insert_lsn()"))
+# Flushed, unlike a message outside of transactions: a reader of the position need not wait for the
+# WAL writer. Waiting for a standby is not needed.
+_COMMIT_LOCALLY = "SET LOCAL synchronous_commit = 'local'"
+_EMIT = "SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')::text"
 _PAGE_HEADER_BYTES = 24
 _LONG_PAGE_HEADER_BYTES = 40
 """On the first page of a segment, whose size is a power of two and at least 1 MB."""
@@ -110,3 +114,24 @@ async def is_standby(connection: AsyncConnection[Any]) -> bool:
     cursor = await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
     row = await cursor.fetchone()
     return row is not None and bool(row[0])
+
+
+async def advance_wal(connection: AsyncConnection[Any]) -> None:
+    """Write a flushed WAL record that is no change; do nothing on a standby, which keeps moving."""
+    if not await is_standby(connection):
+        await own_position(connection)
+
+
+async def own_position(connection: AsyncConnection[Any]) -> Lsn:
+    """Write a message to a primary's WAL, flushed, and return a position inside it.
+
+    No other record has that position: records, commits among them, begin and end elsewhere. What
+    was visible before precedes it. Source: src/backend/replication/logical/message.c
+    (LogLogicalMessage).
+    """
+    async with connection.transaction():
+        await connection.execute(_COMMIT_LOCALLY)
+        cursor = await connection.execute(_EMIT)
+        row = await cursor.fetchone()
+        assert row is not None
+        return Lsn(Lsn.parse(row[0]) - 1)

@@ -244,7 +244,9 @@ class PollingCapture:
         self.polls.use_tables(polled, progress)
         return Prepared()
 
-    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+    async def choose_incremental(
+        self, tables: Sequence[Table], *, initial: bool
+    ) -> frozenset[TableId]:
         """Return no tables: all are read at one point."""
         del tables, initial
         return frozenset()
@@ -253,14 +255,14 @@ class PollingCapture:
         self,
         tables: Sequence[Table],
         *,
-        chunked: bool = False,
+        incremental: bool = False,
         newly_published: bool = False,
-        left: str = "",
+        remainder: str = "",
         where: str | None = None,
     ) -> Snapshot:
         """Export a snapshot of the present."""
         del newly_published
-        if chunked or left or where is not None:
+        if incremental or remainder or where is not None:
             msg = "polled tables are read at one point only"
             raise RuntimeError(msg)
         self._snapshots = [s for s in self._snapshots if not s.is_closed]

@@ -43,7 +43,7 @@ class PolledTables:
         self._settings = settings
         self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
-        self._looks = FingerprintTracker(settings.dsn.get_secret_value())
+        self._tracker = FingerprintTracker(settings.dsn.get_secret_value())
         self._polled: dict[TableId, PolledTable] = {}
         self.ahead: dict[TableId, PollProgress] = {}
         self.texts = StreamedTexts()
@@ -67,9 +67,9 @@ class PolledTables:
         self.ahead = {name: p for name, p in self.ahead.items() if name in listed}
         await self._definitions.use_catalog(connection, catalog, known)
         polled: dict[TableId, PolledTable] = {}
-        refused = missing_tables(self._settings, catalog.present, catalog.others)
-        interrupted, rewritten, seen = {}, {}, {}
-        async with self._looks.looking() as comparison:
+        refused = missing_tables(self._settings, catalog.present, catalog.not_tables)
+        interrupted, rewritten, fingerprints = {}, {}, {}
+        async with self._tracker.comparing() as comparison:
             for row in catalog.rows:
                 if is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
                     continue
@@ -86,10 +86,12 @@ class PolledTables:
                         if self._is_ahead(row.id, recorded, catalog, shown) and server.in_recovery:
                             refused.append(Refused(found.table, _not_replayed(row.id)))
                             continue
-                        then, now = self._looks.last(row.oid, was), catalog.storage(row)
-                        now = seen[row.oid] = now if then is None else now.after(then)
+                        then, now = self._tracker.last(row.oid, was), catalog.storage(row)
+                        now = fingerprints[row.oid] = now if then is None else now.after(then)
                         reason = await comparison.difference(row.oid, then, now)
-                        reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
+                        reason = reason or self.texts.difference(
+                            row.oid, now.texts, catalog.pg_snapshot
+                        )
                         if reason is not None:
                             rewritten[row.id] = reason
                         gap = self._gap(found, catalog, was, recorded)
@@ -101,12 +103,12 @@ class PolledTables:
                     refused.append(Refused(Table(row.id, row.oid, ()), error))
                     for found_of in (interrupted, rewritten, polled):
                         found_of.pop(row.id, None)
-                    seen.pop(row.oid, None)
+                    fingerprints.pop(row.oid, None)
         # Not earlier: a failed comparison would otherwise lose the difference.
-        self._looks.record_seen(seen)
+        self._tracker.record(fingerprints)
         voided = [polled[name].table.oid for name in {*rewritten, *interrupted} & polled.keys()]
-        texts = {oid: now.texts for oid, now in seen.items()}
-        self.texts.read(texts, catalog.seen, voided, read_at(known.values()))
+        texts = {oid: now.texts for oid, now in fingerprints.items()}
+        self.texts.record_poll(texts, catalog.pg_snapshot, voided, read_at(known.values()))
         self._catalog, self._polled = catalog, polled
         return Discovery(
             tuple(p.table for p in polled.values()),
@@ -115,7 +117,7 @@ class PolledTables:
             interrupted,
             rewritten,
             catalog.lsn,
-            notices=unmatched_notices(self._settings, catalog.present, catalog.others),
+            notices=unmatched_notices(self._settings, catalog.present, catalog.not_tables),
         )
 
     async def have_changed(self) -> bool:
@@ -142,7 +144,7 @@ class PolledTables:
         """
         awaited = self.ahead.pop(name, None)
         progress = recorded or awaited
-        if progress is None or (progress.lsn <= shown and progress.end <= catalog.seen.xmax):
+        if progress is None or (progress.lsn <= shown and progress.end <= catalog.pg_snapshot.xmax):
             return False
         self.ahead[name] = progress
         return True
@@ -153,7 +155,7 @@ class PolledTables:
         Once in a run: what this run records has not been read from the lake.
         """
         is_live = known.state is TableState.LIVE and known.oid == oid
-        return is_live and not self._looks.has_seen(oid)
+        return is_live and not self._tracker.has_seen(oid)
 
     def _gap(
         self,
@@ -210,7 +212,7 @@ def describe(
         no = refusal(row, definitions.table(plain, columns), role, also_read=["xmin"])
         if no is not None:
             raise no.error
-        if row.oid in catalog.hiding:
+        if row.oid in catalog.with_hidden_rows:
             raise _hidden(row.id, role)
         indexes = catalog.indexes.get(row.oid, ())
         is_partitioned = row.oid not in catalog.files.get(row.oid, {})

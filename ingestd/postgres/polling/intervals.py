@@ -51,7 +51,7 @@ class PollSchedule:
         """Record that a poll begins, which serves every request so far."""
         self.is_requested = False
 
-    def looked(self, now: float, *, found: bool, whole_s: float | None) -> None:
+    def record_poll(self, now: float, *, found: bool, whole_s: float | None) -> None:
         """Record that it was polled; `whole_s`: the duration of a full scan, None without one."""
         self.failures = 0
         self.pace = 1.0 if found else min(self.pace * GROWTH, QUIETEST)

@@ -35,8 +35,8 @@ from ingestd.postgres.polling.progress import (
 from ingestd.postgres.polling.queries import (
     NearRows,
     PolledShape,
-    look_query,
     peak_query,
+    scan_query,
     xids_query,
 )
 from ingestd.postgres.polling.rows import FoundRows
@@ -129,15 +129,15 @@ def moment_of(seen: PgSnapshot, next_xid: int) -> PollPosition:
     return PollPosition(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
 
 
-async def look_at(
-    connection: LivenessCheckedConnection, look: TablePoll, now: PollPoint
+async def scan_table(
+    connection: LivenessCheckedConnection, scan: TablePoll, now: PollPoint
 ) -> AsyncGenerator[FoundRows, None]:
-    """Yield the rows of a scan; afterwards the `progress` of `look` is the new one.
+    """Yield the rows of a scan; afterwards the `progress` of `scan` is the new one.
 
     Raises psycopg.Error, TableChangedError (the columns differ from the description), TableError.
     """
-    polled, moment = look.polled, now.moment
-    if moment.next - look.progress.below > MAX_AGE:
+    polled, moment = scan.polled, now.moment
+    if moment.next - scan.progress.below > MAX_AGE:
         raise TableError(
             polled.table.id,
             "more than 2 billion transactions have passed since it was polled",
@@ -145,21 +145,21 @@ async def look_at(
         )
     shape = await _locked_shape(connection, polled)
     await ensure_described(connection, polled.table)
-    if look.is_whole or not shape.is_indexed or look.progress.floor is None:
-        look.is_whole = True
-        async with aclosing(_whole(connection, look, moment)) as found:
+    if scan.is_whole or not shape.is_indexed or scan.progress.floor is None:
+        scan.is_whole = True
+        async with aclosing(_whole(connection, scan, moment)) as found:
             async for rows in found:
-                yield look.saw(rows)
-        look.peak = await _peak(connection, polled, shape)
-        look.progress = look.progress.after_whole(moment, _all(look.found), look.peak)
+                yield scan.saw(rows)
+        scan.peak = await _peak(connection, polled, shape)
+        scan.progress = scan.progress.after_whole(moment, _all(scan.found), scan.peak)
     else:
-        async with aclosing(_near(connection, look, moment, shape)) as found:
+        async with aclosing(_near(connection, scan, moment, shape)) as found:
             async for rows in found:
-                yield look.saw(rows)
-        look.peak = await _peak(connection, polled, shape)
-        look.progress = look.progress.after_near(moment, _all(look.found))
-    look.progress = replace(look.progress, lsn=await _shown(connection, now))
-    _ensure_short(polled, look.progress)
+                yield scan.saw(rows)
+        scan.peak = await _peak(connection, polled, shape)
+        scan.progress = scan.progress.after_near(moment, _all(scan.found))
+    scan.progress = replace(scan.progress, lsn=await _shown(connection, now))
+    _ensure_short(polled, scan.progress)
 
 
 async def first_progress(
@@ -213,17 +213,17 @@ async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -
 
 
 async def _whole(
-    connection: LivenessCheckedConnection, look: TablePoll, moment: PollPosition
+    connection: LivenessCheckedConnection, scan: TablePoll, moment: PollPosition
 ) -> AsyncGenerator[FoundRows, None]:
     """Scan the blocks of the table and its partitions, a range at a time."""
-    if look.progress.is_current(moment):
+    if scan.progress.is_current(moment):
         return
-    column = None if look.polled.by is None else sql.Identifier(look.polled.by)
-    condition = look.progress.whole_condition(column, moment)
-    for leaf in await leaves_of(connection, look.polled.table):
+    column = None if scan.polled.by is None else sql.Identifier(scan.polled.by)
+    condition = scan.progress.whole_condition(column, moment)
+    for leaf in await leaves_of(connection, scan.polled.table):
         if leaf.is_whole:
             ranges = [BlockRange(leaf.schema, leaf.name, is_whole=True, oid=leaf.oid)]
-        elif not leaf.is_cut:
+        elif not leaf.is_splittable:
             ranges = [BlockRange(leaf.schema, leaf.name, oid=leaf.oid)]
         else:
             starts = range(0, max(1, leaf.blocks), PAGE_BLOCKS)
@@ -232,48 +232,48 @@ async def _whole(
                 BlockRange(leaf.schema, leaf.name, s, e, oid=leaf.oid)
                 for s, e in zip(starts, ends, strict=True)
             ]
-        if leaf.oid != look.polled.table.oid:
-            await lock_table(connection, look.polled.table, ranges[0], look.polled.others)
+        if leaf.oid != scan.polled.table.oid:
+            await lock_table(connection, scan.polled.table, ranges[0], scan.polled.others)
         for blocks in ranges:
-            query = look_query(look.polled, condition, blocks.relation, bounds=blocks.bounds)
-            async with aclosing(_copy(connection, look, query, moment)) as found:
+            query = scan_query(scan.polled, condition, blocks.relation, bounds=blocks.bounds)
+            async with aclosing(_copy(connection, scan, query, moment)) as found:
                 async for rows in found:
                     yield rows
 
 
 async def _near(
-    connection: LivenessCheckedConnection, look: TablePoll, moment: PollPosition, shape: PolledShape
+    connection: LivenessCheckedConnection, scan: TablePoll, moment: PollPosition, shape: PolledShape
 ) -> AsyncGenerator[FoundRows, None]:
     """Scan the index from the floor on, a page at a time."""
-    assert look.polled.by is not None
-    column = sql.Identifier(look.polled.by)
-    condition = look.progress.near_condition(column, moment)
+    assert scan.polled.by is not None
+    column = sql.Identifier(scan.polled.by)
+    condition = scan.progress.near_condition(column, moment)
     after: str | None = None
     while True:
-        near = NearRows(look.page_rows, after)
-        query = look_query(look.polled, condition, shape.relation_of(look.polled), near=near)
+        near = NearRows(scan.page_rows, after)
+        query = scan_query(scan.polled, condition, shape.relation_of(scan.polled), near=near)
         count = 0
-        async with aclosing(_copy(connection, look, query, moment, is_near=True)) as found:
+        async with aclosing(_copy(connection, scan, query, moment, is_near=True)) as found:
             async for rows in found:
                 count += rows.rows.count
                 after = rows.last_cursor
                 yield rows
-        if count < look.page_rows:
+        if count < scan.page_rows:
             return
 
 
 async def _copy(
     connection: LivenessCheckedConnection,
-    look: TablePoll,
+    scan: TablePoll,
     query: sql.Composed,
     moment: PollPosition,
     *,
     is_near: bool = False,
 ) -> AsyncGenerator[FoundRows, None]:
-    polled, limit_bytes = look.polled, look.row_limit_bytes
+    polled, limit_bytes = scan.polled, scan.row_limit_bytes
     columns = len(polled.table.columns) + 2 + is_near
     cutter = CopyRows(str(polled.table.id), columns, sent_encoding(connection))
-    copied = copying(connection, query, limit_bytes=limit_bytes, limit_s=look.limit_s)
+    copied = copying(connection, query, limit_bytes=limit_bytes, limit_s=scan.limit_s)
     async with copied as blocks:
         async for block in blocks:
             refuse_too_large(polled.table.id, block.largest_bytes, limit_bytes)

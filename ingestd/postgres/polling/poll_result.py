@@ -25,7 +25,7 @@ class TablePollResult:
     """
 
     state: PolledState
-    look: TablePoll
+    scan: TablePoll
     place: PollRowOrigin
     is_due: bool = True
     batches: list[TableBatch] = field(default_factory=list)
@@ -59,7 +59,7 @@ class PollResult:
     def complete_table(self, outcome: TablePollResult, *, swept_at: float) -> None:
         """Record the result of a table; its last rows carry the progress."""
         if outcome.batches:
-            progress = replace(outcome.look.progress, swept_at=swept_at, part=outcome.state.part)
+            progress = replace(outcome.scan.progress, swept_at=swept_at, part=outcome.state.part)
             outcome.batches[-1] = replace(outcome.batches[-1], resume=progress.to_text())
             self._begins_at(outcome.place.position)
             self._transactions += 1

@@ -39,7 +39,7 @@ from ingestd.postgres.polling.server import (
 )
 from ingestd.postgres.server_capacity import demand_of, room_lines
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 
 CLOCK_S = 60.0
 """The difference of clocks above which to warn."""
@@ -93,7 +93,7 @@ async def _check_server(
     found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
     _server(server, settings, now, found)
     catalog = await read_catalog(settings)
-    for missing in missing_tables(settings, catalog.present, catalog.others):
+    for missing in missing_tables(settings, catalog.present, catalog.not_tables):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     definitions = TableDefinitions(settings)
@@ -107,7 +107,7 @@ async def _check_server(
         if isinstance(polled, Refused):
             found.note(f"table {row.id}", "fail", polled.error.reason, polled.error.remedy)
             continue
-        looked = _Looked(
+        reading = _PolledReading(
             row,
             {c.name: c for c in catalog.columns.get(row.oid, ())},
             catalog.indexes.get(row.oid, ()),
@@ -115,10 +115,10 @@ async def _check_server(
             polled,
             sizes.get(row.id),
         )
-        _captured(looked, found)
-        await _cursor(connection, settings.dsn.get_secret_value(), looked, found)
+        _captured(reading, found)
+        await _cursor(connection, settings.dsn.get_secret_value(), reading, found)
         _deletes(polled, found)
-    for notice in unmatched_notices(settings, catalog.present, catalog.others):
+    for notice in unmatched_notices(settings, catalog.present, catalog.not_tables):
         found.notice(notice)
     found.lines += room_lines({source: await demand_of(connection, claim_of_polling(source), {})})
 
@@ -176,7 +176,7 @@ async def _sizes(settings: PollingSettings) -> dict[TableId, TableInfo]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class _PolledReading:
     """A table that can be polled; `size`: the server's estimates, None if it was dropped since."""
 
     row: TableRow
@@ -201,10 +201,10 @@ class _Looked:
         return self.size is not None and (self.size.bytes or 0) < SCAN_BYTES_PER_S
 
 
-def _captured(looked: _Looked, found: CheckFindings) -> None:
+def _captured(reading: _PolledReading, found: CheckFindings) -> None:
     """Report what is captured of a table, by which columns and how often."""
-    polled = looked.polled
-    plain = table_of(looked.row, tuple(looked.columns.values()), BUILT_IN)
+    polled = reading.polled
+    plain = table_of(reading.row, tuple(reading.columns.values()), BUILT_IN)
     cursor = "none" if polled.cursor is None else ", ".join(polled.cursor.columns)
     parts = [
         f"{len(polled.table.columns)} columns, key: {', '.join(polled.table.key)}",
@@ -216,33 +216,34 @@ def _captured(looked: _Looked, found: CheckFindings) -> None:
         parts.append(f"deleted where {polled.deleted} is set")
     if polled.sweep_s is not None:
         parts.append(f"deletes detected every {lasting(polled.sweep_s)}")
-    found.note(f"table {looked.row.id}", "ok", "; ".join(parts))
+    found.note(f"table {reading.row.id}", "ok", "; ".join(parts))
 
 
 async def _cursor(
-    connection: AsyncConnection[Any], dsn: str, looked: _Looked, found: CheckFindings
+    connection: AsyncConnection[Any], dsn: str, reading: _PolledReading, found: CheckFindings
 ) -> None:
     """Report what a table's cursor, or the lack of one, costs or misses."""
-    table, cursor = looked.row.id, looked.polled.cursor
+    table, cursor = reading.row.id, reading.polled.cursor
     subject = f"table {table}, cursor"
     if cursor is None:
-        likely = likely_cursors(looked.columns.values())
+        likely = likely_cursors(reading.columns.values())
         hint = f", such as {likely[0].name!r}" if likely else ""
         found.note(
             subject,
-            "ok" if looked.is_small else "warn",
-            f"none: every poll scans the entire table{looked.cost}",
+            "ok" if reading.is_small else "warn",
+            f"none: every poll scans the entire table{reading.cost}",
             f"set {at(table, 'cursor')} to an indexed column that increases with every write{hint}",
         )
         return
-    column = looked.columns[cursor.columns[0]]
+    column = reading.columns[cursor.columns[0]]
     quoted = printed(sql.Identifier(column.name))
-    if not is_indexed(looked.indexes, column.number):
-        how = "CREATE INDEX" if looked.is_partitioned else "CREATE INDEX CONCURRENTLY"
+    if not is_indexed(reading.indexes, column.number):
+        how = "CREATE INDEX" if reading.is_partitioned else "CREATE INDEX CONCURRENTLY"
         found.note(
             subject,
             "warn",
-            f"no index begins with {column.name!r}: every poll scans the entire table{looked.cost}",
+            f"no index begins with {column.name!r}: every poll scans the entire table"
+            f"{reading.cost}",
             f"{how} ON {qualified(table)} ({quoted});",
         )
     if column.nullable:
@@ -250,13 +251,13 @@ async def _cursor(
             subject,
             "warn",
             f"{column.name!r} may be null: rows without a value are found only by scanning "
-            f"the entire table{looked.cost}",
+            f"the entire table{reading.cost}",
             f"ALTER TABLE {qualified(table)} ALTER COLUMN {quoted} SET NOT NULL;",
         )
     if cursor.kind != "uuid":
         return
     try:
-        is_growing = await _is_growing_uuid(connection, looked.polled, column.name)
+        is_growing = await _is_growing_uuid(connection, reading.polled, column.name)
     except TableError as error:
         found.fault(subject, error)
         return

@@ -47,7 +47,7 @@ class NearRows:
     after: str | None = None
 
 
-def look_query(
+def scan_query(
     polled: PolledTable,
     condition: sql.Composable,
     relation: sql.Composable,

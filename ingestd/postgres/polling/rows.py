@@ -63,7 +63,7 @@ class FoundRows:
 
     @classmethod
     def from_copy(cls, polled: PolledTable, rows: CopiedRows, next_xid: int) -> FoundRows:
-        """Return the rows of a `look_query`; ages count back from `next_xid`.
+        """Return the rows of a `scan_query`; ages count back from `next_xid`.
 
         Raises ProtocolError.
         """
@@ -158,7 +158,7 @@ def _with_ops(rows: pa.RecordBatch, ops: pa.Array) -> pa.RecordBatch:
 
 
 def _computed(field: TextColumn, to: pa.DataType) -> NDArray[Any]:
-    """Return a field that `look_query` computes and that is never null. Raises ProtocolError."""
+    """Return a field that `scan_query` computes and that is never null. Raises ProtocolError."""
     try:
         values = _texts(field).cast(to)
     except pa.ArrowInvalid as error:

@@ -29,7 +29,13 @@ from ingestd.postgres.polling.intervals import PollSchedule
 from ingestd.postgres.polling.keys.delete_sweep import SWEEPS, Sweep, SweepPolicy, absent
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import WHOLE
-from ingestd.postgres.polling.poll import TablePoll, backend_of, begin_poll, first_progress, look_at
+from ingestd.postgres.polling.poll import (
+    TablePoll,
+    backend_of,
+    begin_poll,
+    first_progress,
+    scan_table,
+)
 from ingestd.postgres.polling.poll_result import PollResult, TablePollResult
 from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.position_clock import Positions
@@ -37,7 +43,7 @@ from ingestd.postgres.polling.progress import PollProgress
 from ingestd.postgres.polling.rows import PollRowOrigin, vanished_rows
 from ingestd.postgres.polling.table_state import PolledState
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 
 FAILURES = 5
 """Consecutive polls that a lock or a statement timeout may fail before a table is stopped."""
@@ -209,7 +215,7 @@ class PollScheduler:
         if not self._is_active(state):  # not any more: a snapshot has begun to read it
             return
         await poll.connection.execute("SAVEPOINT a_table")
-        # The server would count the time for which the lake delays the rows: see `look_at`.
+        # The server would count the time for which the lake delays the rows: see `scan_table`.
         await poll.connection.execute("SET LOCAL statement_timeout = 0")
         outcome: TablePollResult | None = None
         is_given = False
@@ -220,7 +226,7 @@ class PollScheduler:
                 return
             now = self._monotonic()
             is_whole = state.turn.is_whole_due(now)
-            look = TablePoll(
+            scan = TablePoll(
                 state.polled,
                 state.progress,
                 is_whole,
@@ -228,7 +234,7 @@ class PollScheduler:
                 self._row_limit_bytes,
                 self._settings.statement_timeout or None,
             )
-            outcome = TablePollResult(state, look, poll.place(), is_due=state.turn.due_at <= now)
+            outcome = TablePollResult(state, scan, poll.place(), is_due=state.turn.due_at <= now)
             async with aclosing(self._changes(poll, outcome)) as found:
                 async for batch in found:
                     if self._is_full((*poll.waiting, *outcome.batches)):
@@ -284,18 +290,18 @@ class PollScheduler:
         self, poll: PollResult, outcome: TablePollResult
     ) -> AsyncGenerator[TableBatch, None]:
         """Yield the rows that a scan finds."""
-        state, look = outcome.state, outcome.look
+        state, scan = outcome.state, outcome.scan
         # Only the time of the source: not of the lake, nor of the consumer.
-        looked_s, started = 0.0, self._monotonic()
-        async with aclosing(look_at(poll.connection, look, poll.now)) as pages:
+        scanned_s, started = 0.0, self._monotonic()
+        async with aclosing(scan_table(poll.connection, scan, poll.now)) as pages:
             async for rows in pages:
-                looked_s += self._monotonic() - started
+                scanned_s += self._monotonic() - started
                 keys = await self._keys_of(state)
                 for batch in await asyncio.to_thread(rows.changes, outcome.place, keys):
                     yield batch
                 started = self._monotonic()
-        if look.is_whole:
-            outcome.whole_s = looked_s + self._monotonic() - started
+        if scan.is_whole:
+            outcome.whole_s = scanned_s + self._monotonic() - started
 
     async def _passes(
         self, connection: AsyncConnection[Any], state: PolledState, error: Exception
@@ -341,9 +347,9 @@ class PollScheduler:
         state = outcome.state
         found = bool(outcome.batches)
         if outcome.is_due:
-            state.progress, state.peak = outcome.look.progress, outcome.look.peak
+            state.progress, state.peak = outcome.scan.progress, outcome.scan.peak
             state.polled_at = started
-            state.turn.looked(self._monotonic(), found=found, whole_s=outcome.whole_s)
+            state.turn.record_poll(self._monotonic(), found=found, whole_s=outcome.whole_s)
             self.faults.succeeded(state.polled.table.id)
         if found:
             state.resumes_at = min(state.resumes_at, outcome.place.position)

@@ -21,7 +21,7 @@ from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.progress import PollProgress
 from ingestd.postgres.polling.queries import is_deleted
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.ctid_splits import snapshot_error
+from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.point import PointSnapshot
 from ingestd.postgres.snapshot.read_view import RowOrigin
 
@@ -112,7 +112,7 @@ class PollingSnapshot(PointSnapshot):
     async def close(self) -> None:
         """Release the snapshot."""
         self._reads.close()
-        await self._close_cutter()
+        await self._close_split_connection()
         await self._connection.close()
 
     # --- inside ------------------------------------------------------------------------------

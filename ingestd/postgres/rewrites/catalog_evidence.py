@@ -16,7 +16,9 @@ The evidence and what it shows:
   keep it. A different OID does not show whether ALTER TABLE or pg_repack replaced it.
 - `xmin` of a row of pg_attribute, pg_inherits, pg_enum, pg_depend or pg_publication is the same:
   it was not altered. A different xmin does not show its state in between.
-- The OID of a constraint or of a publication's entry is the same: it was not dropped.
+- The OID of a constraint or of a publication's entry is the same: it was not dropped. So a primary
+  key that was replaced is found by the OID of its constraint (`KeyMark`), even if it has the same
+  columns.
 
 A row is older than a reading if its xmin is below the id under which all transactions had ended at
 that reading: any transaction that has written to a new file since has a higher id. Ids are ordered
@@ -107,7 +109,7 @@ def judge(oid: int, then: TableFingerprint, now: TableFingerprint) -> Iterator[P
             "a partition was added with rows",
             leaf,
             Question.CAME_EMPTY,
-            known=frozenset(then.places),
+            known=frozenset(then.attach_xids),
         )
     for file in then.files.keys() & now.files.keys():
         if then.files[file] != now.files[file]:
@@ -152,14 +154,14 @@ def _filtered(then: TableFingerprint, now: TableFingerprint) -> str | None:
 
 def _moved(then: TableFingerprint, now: TableFingerprint) -> str | None:
     """Return a reason if it may have been in an unpublished schema between the readings."""
-    is_moved = bool(then.home and now.home) and then.home != now.home
+    is_moved = bool(then.schema_xid and now.schema_xid) and then.schema_xid != now.schema_xid
     return "it was temporarily in another schema" if is_moved and not now.is_listed else None
 
 
 def _parted(oid: int, then: TableFingerprint, now: TableFingerprint) -> str | None:
     if then.files.keys() - now.files.keys() - {oid}:
         return "a partition was detached or dropped"
-    if any(then.places.get(leaf, place) != place for leaf, place in now.places.items()):
+    if any(then.attach_xids.get(leaf, xids) != xids for leaf, xids in now.attach_xids.items()):
         return "a partition was detached and attached again"
     return None
 

@@ -217,11 +217,11 @@ class DdlLog:
             self._unseen.add(xid)
         return concerned
 
-    def read(self, points: Mapping[int, Lsn]) -> None:
+    def set_read_positions(self, points: Mapping[int, Lsn]) -> None:
         """Set the positions at which the lake's rows were read. Earlier events are void."""
         self._points = points
 
-    def by(self, seen: PgSnapshot) -> dict[int, str]:
+    def visible_to(self, seen: PgSnapshot) -> dict[int, str]:
         """Return the tables to re-read and why, judged by what a catalog poll sees."""
         self._unseen = {xid for xid in self._unseen if not _sees(seen, xid)}
         self.awaits = bool(self._unseen)
@@ -231,13 +231,13 @@ class DdlLog:
                 found.setdefault(table, reason)
         return found
 
-    def looked(
+    def record_poll(
         self,
         tables: Mapping[int, tuple[TableId, TableFingerprint]],
         seen: PgSnapshot,
         voided: Iterable[int],
     ) -> None:
-        """Record what a poll found, after `by(seen)`, and the tables re-read because of it."""
+        """Record what a poll found, after `visible_to`, and the tables re-read because of it."""
         self._tables, self._seen = tables, seen
         self._objects = {t.oid for _, s in tables.values() for t in s.types} | tables.keys()
         self._voided |= dict.fromkeys(voided, seen)
@@ -316,9 +316,9 @@ class DdlLog:
             kept[:] = [k for k in kept if k != known] + [known]
 
     def _roots_of(self, leaf: int) -> set[int]:
-        looked = {t for t, (_, s) in self._tables.items() if leaf in s.files and leaf != t}
+        polled = {t for t, (_, s) in self._tables.items() if leaf in s.files and leaf != t}
         roots = {root for root, leaves in self.leaves.items() if leaf in leaves}
-        return looked | (roots & self._tables.keys())
+        return polled | (roots & self._tables.keys())
 
     def _is_void(self, table: int, lsn: Lsn, xid: int) -> bool:
         voided = self._voided.get(table)

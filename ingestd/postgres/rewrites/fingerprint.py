@@ -86,11 +86,12 @@ class TableFingerprint:
     `former`: digests of names that columns once had and none has now. `membership`: OID of the
     publication's entry for the table, 0 if none. `types`: the component types of user-defined
     column types. `ended`: the transaction id (64 bits) below which all had ended then, 0 if
-    unknown. `places`: by OID of each partition, at any level, the transactions that attached it and
-    its ancestors. `publication`: its mark, empty if none. `numbered`: how many columns it has ever
-    had. `dropped`: the numbers of those dropped, and `unlisted` those that the publication's column
-    list omits; both are set only if just read. `key`: its key and replica identity, None if an
-    older lake lacks them. `home`: the transaction that put it into its schema, empty if unknown.
+    unknown. `attach_xids`: by OID of each partition, at any level, the transactions that attached
+    it and its ancestors. `publication`: its mark, empty if none. `numbered`: how many columns it
+    has ever had. `dropped`: the numbers of those dropped, and `unlisted` those that the
+    publication's column list omits; both are set only if just read. `key`: its key and replica
+    identity, None if an older lake lacks them. `schema_xid`: the transaction that put it into its
+    schema, empty if unknown.
     `toast`: the OID of the TOAST table by OID of the table, or of each of its leaf partitions, 0
     for none.
 
@@ -108,13 +109,13 @@ class TableFingerprint:
     membership: int = 0
     types: tuple[TypeParts, ...] = ()
     ended: int = field(default=0, compare=False)
-    places: Mapping[int, str] = field(default_factory=dict)
+    attach_xids: Mapping[int, str] = field(default_factory=dict)
     publication: str = ""
     numbered: int = 0
     dropped: frozenset[int] = field(default=frozenset(), compare=False)
     unlisted: frozenset[int] = field(default=frozenset(), compare=False)
     key: KeyMark | None = None
-    home: str = ""
+    schema_xid: str = ""
     toast: Mapping[int, int] = field(default_factory=dict)
     empty: frozenset[int] = frozenset()
     is_doubted: bool = False
@@ -131,12 +132,12 @@ class TableFingerprint:
         )
         files = (f"{oid}:{file}" for oid, file in self.files.items())
         lists = [columns, files, [self.row_filter], sorted(self.former), [self.membership]]
-        places = (f"{oid}:{place}" for oid, place in self.places.items())
-        parts: list[Iterable[object]] = [*lists, self.types, [self.ended], places]
+        attached = (f"{oid}:{xids}" for oid, xids in self.attach_xids.items())
+        parts: list[Iterable[object]] = [*lists, self.types, [self.ended], attached]
         parts += [[self.publication], [self.numbered]]
         if self.key is not None:
             parts.append([f"key={self.key}"])
-        parts += [[f"home={self.home}"], [f"streamed={self.is_streamed:d}"]]
+        parts += [[f"home={self.schema_xid}"], [f"streamed={self.is_streamed:d}"]]
         if self.is_doubted:
             parts.append(["doubted=1"])
         parts.append([f"empty={'.'.join(map(str, sorted(self.empty)))}"])
@@ -152,7 +153,7 @@ class TableFingerprint:
             return None
         try:
             columns, files, row_filter, former, membership, types, *more = text.split("|")
-            ended, places, publication, numbered = (*more, "", "", "", "")[:4]
+            ended, attached, publication, numbered = (*more, "", "", "", "")[:4]
             named = dict(part.split("=", 1) for part in more[4:])
             return cls(
                 tuple(_column(c) for c in columns.split(",") if c),
@@ -162,11 +163,11 @@ class TableFingerprint:
                 integer_of(membership),
                 tuple(TypeParts.parse(t) for t in types.split(",") if t),
                 integer_of(ended or "0"),
-                {integer_of(o): p for o, p in (x.split(":") for x in places.split(",") if x)},
+                {integer_of(o): p for o, p in (x.split(":") for x in attached.split(",") if x)},
                 publication,
                 integer_of(numbered or "0"),
                 key=KeyMark.parse(named["key"]) if "key" in named else None,
-                home=named.get("home", ""),
+                schema_xid=named.get("home", ""),
                 toast=_pairs(named.get("toast", "")),
                 empty=frozenset(_numbers(named.get("empty", ""))),
                 is_doubted="doubted" in named,
@@ -183,7 +184,7 @@ class TableFingerprint:
         unless it is so much later that the next start could not compare transaction ids with it.
         """
         is_stale = self.ended - other.ended > COMPARABLE_XIDS // 4
-        are_same = not self.places and self.files.keys() == other.files.keys()
+        are_same = not self.attach_xids and self.files.keys() == other.files.keys()
         files = other.files if are_same else self.files
         return is_stale or replace(self, files=files) != other
 

@@ -35,7 +35,7 @@ SELECT root::int8, oid::int8, file::int8, toast::int8
   FROM tree WHERE relkind <> 'p' ORDER BY 1, 2
 """
 # A partition's place: the transactions that attached it and its ancestors.
-_PLACES = f"""
+_ATTACH_XIDS = f"""
 WITH RECURSIVE tree AS (
   SELECT c.oid AS root, c.oid, '' AS place
     FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'p'
@@ -46,7 +46,7 @@ SELECT t.root::int8, t.oid::int8, {shortened(256, "t.place")}
   FROM tree t WHERE t.oid <> t.root ORDER BY 1, 2
 """  # noqa: S608 - constants
 # SET SCHEMA replaces this row; OWNER TO, RENAME, GRANT and ANALYZE do not.
-_HOMES = """
+_SCHEMA_XIDS = """
 SELECT d.objid::int8, d.xmin::text FROM pg_catalog.pg_depend d
  WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = ANY(%s::oid[])
    AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
@@ -118,20 +118,22 @@ async def read_files(
     return files, toast
 
 
-async def read_places(
+async def read_attach_xids(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, dict[int, str]]:
-    """Return `places` of these tables' fingerprints, if partitioned, by OID. Takes no lock."""
-    cursor = await connection.execute(_PLACES, (list(tables),))
+    """Return `attach_xids` of these tables' fingerprints, if partitioned, by OID. Takes no lock."""
+    cursor = await connection.execute(_ATTACH_XIDS, (list(tables),))
     found: dict[int, dict[int, str]] = {}
     for root, oid, place in await cursor.fetchall():
         found.setdefault(root, {})[oid] = place
     return found
 
 
-async def read_homes(connection: AsyncConnection[Any], tables: Iterable[int]) -> dict[int, str]:
-    """Return `TableFingerprint.home` of these tables, by OID. Takes no lock."""
-    cursor = await connection.execute(_HOMES, (list(tables),))
+async def read_schema_xids(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> dict[int, str]:
+    """Return `TableFingerprint.schema_xid` of these tables, by OID. Takes no lock."""
+    cursor = await connection.execute(_SCHEMA_XIDS, (list(tables),))
     return dict(await cursor.fetchall())
 
 

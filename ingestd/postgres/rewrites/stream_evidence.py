@@ -86,10 +86,10 @@ class PendingEvidence:
 
     def has_news(self, oid: int, last: TableFingerprint) -> bool:
         """Return whether there is evidence that the last poll has not recorded."""
-        is_new = self.without_changed(oid, self.taken(oid, last)) != last or oid in self.labels
-        return is_new or self.difference(oid, last) is not None
+        then = self.without_changed(oid, self.with_streamed_names(oid, last))
+        return then != last or oid in self.labels or self.difference(oid, last) is not None
 
-    def taken(self, oid: int, now: TableFingerprint) -> TableFingerprint:
+    def with_streamed_names(self, oid: int, now: TableFingerprint) -> TableFingerprint:
         """Return a table's fingerprint, with names that came and went added to the former ones."""
         evidence = self.columns.get(oid, _Columns())
         return replace(now, former=now.former | ((evidence.new | evidence.void) - _ever(now)))
@@ -133,7 +133,7 @@ class StreamEvidence:
     makers: dict[tuple[int, int], int] = field(default_factory=dict)
     texts: StreamedTexts = field(default_factory=StreamedTexts)
 
-    def columns(self, relation: Relation, last: TableFingerprint | None) -> None:
+    def record_columns(self, relation: Relation, last: TableFingerprint | None) -> None:
         """Record a table's columns from a RELATION message. `last`: its last fingerprint."""
         if last is None:
             return
@@ -164,16 +164,19 @@ class StreamEvidence:
             found = replace(found, common=frozenset(common))
         self._columns[relation.oid] = found
 
-    def recorded(self, oid: int, names: Iterable[str], last: TableFingerprint) -> None:
+    def record_lake_names(self, oid: int, names: Iterable[str], last: TableFingerprint) -> None:
         """Record the evidence of earlier runs: the names of the lake's columns."""
         new = frozenset(map(digest, names)) - _ever(last)
         if new:
             self._columns[oid] = _Columns(new)
 
-    def partition(self, relation: Relation, table: int, last: TableFingerprint | None) -> bool:
-        """Record that a transaction changed rows in a partition of a table. `last`: see `columns`.
+    def record_partition(
+        self, relation: Relation, table: int, last: TableFingerprint | None
+    ) -> bool:
+        """Record that a transaction changed rows in a partition of a table.
 
-        Return whether no poll has seen it there, or it identified rows by another replica identity.
+        `last`: see `record_columns`. Return whether no poll has seen it there, or it identified
+        rows by another replica identity.
         """
         pair, lsn, xid = (relation.oid, table), relation.lsn, relation.xid
         self._changed.add(pair)
@@ -230,7 +233,7 @@ class StreamEvidence:
         first, maker = self.first.get(pair), self.makers.get(pair)
         return first is not None and maker is not None and not is_before(maker, first)
 
-    def labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
+    def record_labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
         """Record labels that no poll has seen, each with the last transaction that wrote it.
 
         `position`: how far the stream has come. Return whether the catalog must be read.
@@ -240,11 +243,11 @@ class StreamEvidence:
             self._labels[oid] = self._labels.get(oid, {}) | new
         return bool(new)
 
-    def read(self, points: Mapping[int, Lsn]) -> None:
+    def set_read_positions(self, points: Mapping[int, Lsn]) -> None:
         """Set the positions at which the lake's rows were read. Earlier evidence is void."""
         self._points = points
 
-    def by(self, seen: PgSnapshot) -> PendingEvidence:
+    def visible_to(self, seen: PgSnapshot) -> PendingEvidence:
         """Return the evidence of transactions that a catalog poll sees."""
         partitions: dict[int, list[int]] = {}
         for (oid, table), xid in self._partitions.items():
@@ -271,23 +274,23 @@ class StreamEvidence:
 
     def clear(
         self,
-        taken: PendingEvidence,
+        pending: PendingEvidence,
         seen: PgSnapshot,
-        looked_at: Mapping[int, TableFingerprint],
+        polled: Mapping[int, TableFingerprint],
         voided: Iterable[int],
     ) -> None:
         """Drop evidence that a poll of these tables has judged; some of them are re-read."""
-        for oid, evidence in taken.columns.items():
+        for oid, evidence in pending.columns.items():
             if self._columns.get(oid) is evidence:  # nothing was reported since
                 del self._columns[oid]
-        for oid, labels in taken.labels.items():
+        for oid, labels in pending.labels.items():
             left = {k: xid for k, xid in self._labels.get(oid, {}).items() if k not in labels}
             self._labels = {**self._labels, oid: left} if left else _without(self._labels, oid)
-        done = {pair for pair in self._emptied if pair[1] in taken.emptied}
+        done = {pair for pair in self._emptied if pair[1] in pending.emptied}
         self._emptied -= done
         self._quiet = {p: s for p, s in self._quiet.items() if p not in done}
-        self._empty = {(leaf, oid) for oid, now in looked_at.items() for leaf in now.empty}
-        self._had = {(p, oid): seen for oid, now in looked_at.items() for p in now.files}
+        self._empty = {(leaf, oid) for oid, now in polled.items() for leaf in now.empty}
+        self._had = {(p, oid): seen for oid, now in polled.items() for p in now.files}
         voided = frozenset(voided)
         self._voided |= dict.fromkeys(voided, seen)
         # Proven or void: nothing more is expected. What arrived since this poll is for the next
@@ -302,9 +305,9 @@ class StreamEvidence:
         self.first = {
             p: xid
             for p, xid in self.first.items()
-            if p in self.makers or (p not in self._had and p[1] in looked_at and p[1] not in voided)
+            if p in self.makers or (p not in self._had and p[1] in polled and p[1] not in voided)
         }
-        judged = {(oid, table) for table, oids in taken.partitions.items() for oid in oids}
+        judged = {(oid, table) for table, oids in pending.partitions.items() for oid in oids}
         self._partitions = {
             p: xid
             for p, xid in self._partitions.items()

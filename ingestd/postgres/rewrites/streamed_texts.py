@@ -106,9 +106,9 @@ class StreamedTexts:
                 return _REASON
         return None
 
-    def read(
+    def record_poll(
         self,
-        looked_at: Mapping[int, TableTexts],
+        polled: Mapping[int, TableTexts],
         seen: PgSnapshot,
         voided: Iterable[int],
         points: Mapping[int, Lsn],
@@ -117,7 +117,7 @@ class StreamedTexts:
 
         `voided`: those that are re-read. `points`: the position at which each was read.
         """
-        self._last = {oid: texts for oid, texts in looked_at.items() if texts.uses}
+        self._last = {oid: texts for oid, texts in polled.items() if texts.uses}
         types = {t.type: t for texts in self._last.values() for t in texts.types}
         self._known = {
             name: frozenset((*t.objects.values(), *t.temporary)) for name, t in types.items()
@@ -127,7 +127,7 @@ class StreamedTexts:
         pending = {
             oid: {key: xids for key, xids in new.items() if not _is_seen(xids, seen)}
             for oid, new in self._new.items()
-            if oid in looked_at
+            if oid in polled
         }
         self._new = {oid: new for oid, new in pending.items() if new}
 

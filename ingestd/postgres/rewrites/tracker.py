@@ -25,25 +25,25 @@ class FingerprintTracker:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._seen: dict[int, TableFingerprint] = {}
+        self._fingerprints: dict[int, TableFingerprint] = {}
 
     def last(self, oid: int, known: RegisteredTable | None) -> TableFingerprint | None:
         """Return the last fingerprint of this run, or the one in `_tables`."""
-        then = self._seen.get(oid)
+        then = self._fingerprints.get(oid)
         if then is None and known is not None and known.oid == oid:
             then = TableFingerprint.parse(known.storage)
         return then
 
     def has_seen(self, oid: int) -> bool:
         """Return whether a table was polled in this run."""
-        return oid in self._seen
+        return oid in self._fingerprints
 
-    def record_seen(self, seen: Mapping[int, TableFingerprint]) -> None:
+    def record(self, fingerprints: Mapping[int, TableFingerprint]) -> None:
         """Record these fingerprints; their differences have been reported."""
-        self._seen |= seen
+        self._fingerprints |= fingerprints
 
     @contextlib.asynccontextmanager
-    async def looking(self) -> AsyncIterator[FingerprintComparison]:
+    async def comparing(self) -> AsyncIterator[FingerprintComparison]:
         """Yield a comparison, which opens a connection if it needs one."""
         async with contextlib.AsyncExitStack() as stack:
             yield FingerprintComparison(self._dsn, stack)
@@ -79,7 +79,7 @@ class FingerprintComparison:
         self, now: TableFingerprint, then: TableFingerprint | None
     ) -> TableFingerprint:
         """Return it with the partitions that have no blocks. Raises psycopg.Error."""
-        if not now.places:
+        if not now.attach_xids:
             return now
         empty = () if then is None else then.empty
         same = {p for p in empty if then is not None and then.files.get(p) == now.files.get(p)}

@@ -60,7 +60,7 @@ class KeyColumn:
 class KeyRange:
     """Rows of one table or partition from `lower` on, up to `upper` (exclusive); None: no bound.
 
-    `oid`: of that relation; 0 in ranges that earlier versions cut.
+    `oid`: of that relation; 0 in ranges that earlier versions made.
     The bounds are texts, one for each column of `key`, which all have the same operators.
     """
 

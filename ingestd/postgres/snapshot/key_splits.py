@@ -1,4 +1,7 @@
-"""Cuts tables into ranges of their key, in the order of its index.
+"""Splits tables into ranges of their key, in the order of its index.
+
+Only for reads that may continue under a later snapshot (`PostgresConnector.splits`, `resumable`):
+Spark's data source with that option. The daemon's own snapshots split by ctid (`ctid_splits`).
 
 The server does all comparisons, with the index's own operators and collations, so any type of key
 will do. A range contains the same rows at any snapshot, unlike a range of blocks. It is slower to
@@ -36,9 +39,10 @@ from ingestd.postgres.connection.session import (
     read_bytes_as_they_are,
     sent_encoding,
 )
-from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, enter_snapshot, snapshot_error
+from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import RUNS_CODE
 from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, enter_snapshot
 
 SAMPLED_BLOCKS_PER_SPLIT = 64
 """With more blocks splits are more even; this many vary by about a quarter if keys follow the
@@ -118,7 +122,7 @@ class KeySplits:
         self._dsn = dsn
 
     async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
-        """Cut `table`; TableChangedError if it was dropped, TableError if it is not a table."""
+        """Split `table`; TableChangedError if it was dropped, TableError if it is not a table."""
         if target_bytes <= 0:
             msg = f"target_bytes must be above 0, not {target_bytes}"
             raise ValueError(msg)
@@ -129,7 +133,7 @@ class KeySplits:
             ) as connection:
                 await enter_snapshot(connection, snapshot)
                 for leaf in await leaves_of(connection, table):
-                    ranges = await _cut(connection, table, leaf, target_bytes)
+                    ranges = await _split_leaf(connection, table, leaf, target_bytes)
                     nbytes = leaf.nbytes // len(ranges)
                     found += [Split(table, snapshot, where, nbytes) for where in ranges]
         except psycopg.Error as error:
@@ -137,7 +141,7 @@ class KeySplits:
         return found
 
 
-async def _cut(
+async def _split_leaf(
     connection: AsyncConnection[Any], table: Table, leaf: Leaf, target_bytes: int
 ) -> list[str]:
     """Return the texts of a leaf's splits, for `Split.where`."""

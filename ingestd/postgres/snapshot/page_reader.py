@@ -30,11 +30,11 @@ from ingestd.model.row_checks import refuse_too_large
 from ingestd.ports import SnapshotPage, Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, snapshot_error
+from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.queries import columns_query, rows_query
-from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
-from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block, CopyOut
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, ReadView, RowOrigin
+from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, CopyBlock, CopyOut
 
 BLOCKS_PER_RUN = 64
 """Half a MB of a table: a few thousand rows. Their packed columns are one message, up to a hundred
@@ -58,7 +58,7 @@ class TablePages:
 
     Its connection lives from the first page to `close`. Raises TableError if the table, or what the
     server sent of it, is the cause; TransientError, OperatorError. Memory: a few blocks of 4 MB.
-    `entered` is called with each place at which rows are read, before they are. A row of more than
+    `entered` is called with the origin of the rows before they are read. A row of more than
     `row_limit_bytes` raises TableError; a block above `large_block_bytes` is not read ahead of.
     `columns`: those to read, None for all. `conditions`: only rows for which they hold; they may
     name any columns of the table.
@@ -87,14 +87,14 @@ class TablePages:
             self._table = replace(split.table, columns=read, key=(), before=())
         self._conditions = conditions
         blocks = BlockRange.parse(split.where)
-        if blocks.is_whole and not blocks.oid:  # cut by an earlier version
+        if blocks.is_whole and not blocks.oid:  # split by an earlier version
             blocks = replace(blocks, oid=split.table.oid)
         self._blocks = blocks
         self._view = view
         self._entered = entered
         self._copy: CopyOut | None = None
         self._encoding: Encoding | None = None
-        self._reading: asyncio.Task[Block] | None = None
+        self._reading: asyncio.Task[CopyBlock] | None = None
 
     async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
         """Yield the rows.
@@ -119,22 +119,22 @@ class TablePages:
             await self.close()
 
     async def _by_row(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
-        place = await self._enter(blocks)
-        decoder = CopyDecoder(self._table, place.position, place.at, self._encoding)
+        origin = await self._enter(blocks)
+        decoder = CopyDecoder(self._table, origin.position, origin.at, self._encoding)
         async for batch in self._read_pages(
             rows_query(self._table, blocks, self._conditions), decoder, by_row=True
         ):
-            yield SnapshotPage(batch, place.position, place.seen)
+            yield SnapshotPage(batch, origin.position, origin.pg_snapshot)
 
     async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
         """Read in the best packing; where that is ambiguous, continue in the next one."""
         packings = packings_of(self._table)
         for packing in packings:
-            place = await self._enter(blocks)
+            origin = await self._enter(blocks)
             decoder = ColumnarDecoder(
                 self._table,
-                place.position,
-                place.at,
+                origin.position,
+                origin.at,
                 BLOCKS_PER_RUN,
                 packing,
                 encoding=self._encoding,
@@ -142,7 +142,7 @@ class TablePages:
             query = columns_query(self._table, blocks, BLOCKS_PER_RUN, packing, self._conditions)
             try:
                 async for batch in self._read_pages(query, decoder):
-                    yield SnapshotPage(batch, place.position, place.seen)
+                    yield SnapshotPage(batch, origin.position, origin.pg_snapshot)
             except AmbiguousMarkError:
                 if packing is packings[-1]:
                     raise
@@ -164,13 +164,13 @@ class TablePages:
         """Yield the rows with these keys instead, at one position; at least one page."""
         table = self._table
         try:
-            place = await self._enter(self._blocks)
-            decoder = CopyDecoder(table, place.position, place.at, self._encoding)
+            origin = await self._enter(self._blocks)
+            decoder = CopyDecoder(table, origin.position, origin.at, self._encoding)
             nothing = pa.RecordBatch.from_pylist([], change_schema(table))
-            yield SnapshotPage(TableBatch(table, nothing, 0), place.position, place.seen)
+            yield SnapshotPage(TableBatch(table, nothing, 0), origin.position, origin.pg_snapshot)
             query = rows_query(table, KeyList(table, keyed, tuple(keys)), self._conditions)
             async for batch in self._read_pages(query, decoder, by_row=True):
-                yield SnapshotPage(batch, place.position, place.seen)
+                yield SnapshotPage(batch, origin.position, origin.pg_snapshot)
         except psycopg.Error as error:
             raise self._failed(error) from error
         except ProtocolError as error:
@@ -216,14 +216,14 @@ class TablePages:
     async def _enter(self, blocks: BlockRange) -> RowOrigin:
         connection = await connect(self._dsn, autocommit=False, lock_timeout_s=self._lock_timeout_s)
         try:
-            place = await self._view.enter(connection, self._described, blocks)
+            origin = await self._view.enter(connection, self._described, blocks)
             self._copy = CopyOut(connection, limit_bytes=self._row_limit_bytes)
         except BaseException:
             await connection.close()
             raise
         self._encoding = self._copy.encoding
-        self._entered(place)
-        return place
+        self._entered(origin)
+        return origin
 
     async def _read_pages(
         self, query: sql.Composed, decoder: _Decoder, *, by_row: bool = False

@@ -16,13 +16,14 @@ from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import PostgresSettings
-from ingestd.postgres.snapshot.ctid_splits import (
+from ingestd.postgres.snapshot.ctid_splits import split_table
+from ingestd.postgres.snapshot.errors import snapshot_error
+from ingestd.postgres.snapshot.read_view import (
     LOCK_TIMEOUT_S,
+    ExportedView,
+    RowOrigin,
     enter_snapshot,
-    snapshot_error,
-    splits_seen,
 )
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 
 
@@ -30,31 +31,31 @@ class PointSnapshot:
     """The common part of snapshots at one point; see `ingestd.ports.Snapshot` for the contract.
 
     `exported`: the id by which other sessions, on any client, import it (`Split.snapshot`), while
-    the exporting session keeps it open; `place`: the position and time of its rows.
+    the exporting session keeps it open; `origin`: the position and time of its rows.
     """
 
-    is_chunked = False
+    is_incremental = False
 
     def __init__(
         self,
         settings: PostgresSettings,
         exported: str,
-        place: RowOrigin,
+        origin: RowOrigin,
         tables: Sequence[Table],
         *,
         row_limit_bytes: int,
     ) -> None:
         self._dsn = settings.dsn.get_secret_value()
         self.exported = exported
-        self._place = place
+        self._origin = origin
         # No other work waits for the end of a split: splits may be larger than chunks.
         self._split_bytes = 2 * settings.snapshot_chunk
-        self._cutter: AsyncConnection[Any] | None = None
+        self._split_connection: AsyncConnection[Any] | None = None
         self._readers = SplitReaders(
             self._dsn,
             tables,
-            self._cut,
-            ExportedView(self._dsn, exported, place),
+            self._split,
+            ExportedView(self._dsn, exported, origin),
             workers=settings.snapshot_workers,
             row_limit_bytes=row_limit_bytes,
         )
@@ -62,12 +63,12 @@ class PointSnapshot:
     @property
     def point(self) -> Lsn:
         """The position of its rows, above everything that it sees."""
-        return self._place.position
+        return self._origin.position
 
     @property
     def at(self) -> datetime:
         """The server's time of the snapshot."""
-        return self._place.at
+        return self._origin.at
 
     def items(self) -> AsyncGenerator[SnapshotItem, None]:
         """Yield the tables' rows; see the port."""
@@ -75,7 +76,8 @@ class PointSnapshot:
 
     def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
         """Raise RuntimeError: at one point every row is complete, so none is read by key."""
-        msg = f"{len(keys)} rows of {table.id} by their keys: only a snapshot in chunks owes any"
+        what = f"{len(keys)} rows of {table.id}"
+        msg = f"{what}: only an incremental snapshot has rows to re-read by key"
         raise RuntimeError(msg)
 
     def oldest(self) -> PgSnapshot | None:
@@ -90,19 +92,20 @@ class PointSnapshot:
         """Return the fraction read, by the sizes of the completed splits."""
         return self._readers.progress(table)
 
-    async def _close_cutter(self) -> None:
-        cutter, self._cutter = self._cutter, None
-        if cutter is not None:
-            await cutter.close()
+    async def _close_split_connection(self) -> None:
+        connection, self._split_connection = self._split_connection, None
+        if connection is not None:
+            await connection.close()
 
-    async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
+    async def _split(self, table: Table) -> tuple[Sequence[Split], int]:
         try:
-            if self._cutter is None or self._cutter.closed:
-                self._cutter = await connect(
+            if self._split_connection is None or self._split_connection.closed:
+                self._split_connection = await connect(
                     self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
                 )
-                await enter_snapshot(self._cutter, self.exported)
-            return await splits_seen(self._cutter, table, self.exported, self._split_bytes), 0
+                await enter_snapshot(self._split_connection, self.exported)
+            connection = self._split_connection
+            return await split_table(connection, table, self.exported, self._split_bytes), 0
         except psycopg.Error as error:
-            await self._close_cutter()  # its transaction is over
+            await self._close_split_connection()  # its transaction is over
             raise snapshot_error(error, table.id, self._dsn) from error

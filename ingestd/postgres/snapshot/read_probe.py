@@ -12,7 +12,7 @@ from ingestd.model.schema import Table
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import leaves_of
 from ingestd.postgres.catalog.relation_lock import lock_table
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.queries import probe_query
 
 LOCK_TIMEOUT_S = 1.0

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import psycopg
 from psycopg import AsyncConnection, sql
 
-from ingestd.model.errors import TableChangedError, TableReplacedError
+from ingestd.model.errors import TableChangedError, TableReplacedError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table
@@ -29,9 +30,11 @@ from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
-from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
 
-_SEEN = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp()"
+LOCK_TIMEOUT_S = 10.0
+"""How long a reader waits for a table that is locked for DDL."""
+
+_SNAPSHOT_AND_TIME = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp()"
 _FILE = "SELECT pg_catalog.pg_relation_filenode(%s::oid)::int8"
 
 NotePosition = Callable[[AsyncConnection[Any]], Awaitable[Lsn]]
@@ -43,7 +46,7 @@ class RowOrigin:
 
     position: Lsn
     at: datetime
-    seen: PgSnapshot | None = None
+    pg_snapshot: PgSnapshot | None = None
 
 
 class ReadView(Protocol):
@@ -58,11 +61,11 @@ class ReadView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExportedView:
-    """A snapshot that another session exported, at `place`."""
+    """A snapshot that another session exported; `origin`: the position and time of its rows."""
 
     dsn: str
     snapshot: str
-    place: RowOrigin
+    origin: RowOrigin
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
@@ -74,7 +77,7 @@ class ExportedView:
         await enter_snapshot(connection, self.snapshot)
         await lock_unless_rewritten(connection, self.dsn, table, blocks)
         await ensure_described(connection, table)
-        return self.place
+        return self.origin
 
 
 class OwnView:
@@ -92,24 +95,40 @@ class OwnView:
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
     ) -> RowOrigin:
-        """Begin, unless the relation is not the one that the split was cut from."""
+        """Begin, unless the relation is not the one that the split was made from."""
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await lock_table(connection, table, blocks, before_snapshot=True)
-        place = await self._now(connection)
+        origin = await self._now(connection)
         await ensure_described(connection, table)
         if blocks.file:
             cursor = await connection.execute(_FILE, (blocks.oid,))
             row = await cursor.fetchone()
             if row is None or row[0] != blocks.file:
                 raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
-        return place
+        return origin
 
     async def _now(self, connection: AsyncConnection[Any]) -> RowOrigin:
-        cursor = await connection.execute(_SEEN)
+        cursor = await connection.execute(_SNAPSHOT_AND_TIME)
         row = await cursor.fetchone()
         assert row is not None
-        seen, at = row
-        return RowOrigin(await self._position(connection), at, PgSnapshot.parse(seen))
+        pg_snapshot, at = row
+        return RowOrigin(await self._position(connection), at, PgSnapshot.parse(pg_snapshot))
+
+
+async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> None:
+    """Begin a transaction that sees an exported snapshot; psycopg must not be in one.
+
+    Raises TransientError (``snapshot_gone``) if the exporting session has ended.
+    """
+    begin = sql.SQL(
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}"
+    )
+    try:
+        await connection.execute(begin.format(snapshot))
+    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+        raise TransientError(
+            f"snapshot {snapshot}: the session that exported it has ended", reason="snapshot_gone"
+        ) from error
 
 
 async def current_snapshot(connection: AsyncConnection[Any]) -> PgSnapshot:

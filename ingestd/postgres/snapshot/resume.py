@@ -13,7 +13,7 @@ from ingestd.model.schema import Table
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import Leaf
-from ingestd.postgres.snapshot.ctid_splits import cut
+from ingestd.postgres.snapshot.ctid_splits import split_blocks
 
 Blocks = tuple[int, int | None]
 """First block, and the one after the last; None: up to the end."""
@@ -63,7 +63,7 @@ class SnapshotRemainder:
         return cls(found.field("point").position(), key, nbytes, left)
 
     def splits(self, table: Table, leaves: Sequence[Leaf], target_bytes: int) -> list[Split]:
-        """Cut the remainder. Raises TableReplacedError if the relations have changed."""
+        """Split the remainder. Raises TableReplacedError if the relations have changed."""
         present = {leaf.oid: leaf for leaf in leaves if not leaf.is_whole}
         if any(o not in present or present[o].file != f for o, (f, _) in self.left.items()):
             raise TableReplacedError(table.id, "was rewritten, truncated or divided otherwise")
@@ -71,11 +71,11 @@ class SnapshotRemainder:
             Split(table, "", blocks.to_text(), nbytes)
             for oid, (_, ranges) in self.left.items()
             for first, end in ranges
-            for blocks, nbytes in cut(present[oid], first, end, target_bytes)
+            for blocks, nbytes in split_blocks(present[oid], first, end, target_bytes)
         ]
 
 
-def unread(
+def remainder_text(
     table: Table, point: Lsn, nbytes: int, splits: Iterable[str], done: Collection[str]
 ) -> str:
     """Return the text for the unread splits (`Split.where`); empty if they are not all blocks."""
@@ -98,7 +98,7 @@ def unread(
 def _ranges(said: Recorded) -> tuple[Blocks, ...]:
     """Return ranges that ascend and do not overlap; only the last may be open, an only one empty.
 
-    So there are not more of them than blocks, however often they are cut.
+    So there are not more of them than blocks, however often they are split.
     """
     found: list[Blocks] = []
     every = said.items()

@@ -26,10 +26,10 @@ PlanSplits = Callable[[Table], Awaitable[tuple[Sequence[Split], int]]]
 class SplitReaders:
     """Each of `workers` takes the next split of all tables, in their order.
 
-    `plan` cuts a table, `view` is the view in which its splits are read; `floor`: a snapshot older
-    than any of theirs, where each split has its own. Memory: for each worker the pages in flight,
-    ITEMS_PER_WORKER queued, and up to `hold_bytes` of a split, which are queued once it has been
-    read: that shortens its transaction.
+    `plan` splits a table, `view` is the view in which its splits are read; `floor`: a snapshot
+    older than any of theirs, where each split has its own. Memory: for each worker the pages in
+    flight, ITEMS_PER_WORKER queued, and up to `hold_bytes` of a split, which are queued once it has
+    been read: that shortens its transaction.
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class SplitReaders:
         return self._read_bytes[table] / total if total else 0.0
 
     def nbytes(self, table: TableId) -> int:
-        """Return the size of a table that has been cut, by the source's estimate."""
+        """Return the size of a table that has been split, by the source's estimate."""
         return self._bytes[table]
 
     def splits(self, table: TableId) -> Sequence[str]:
-        """Return `Split.where` of a table's splits; none before it is cut."""
+        """Return `Split.where` of a table's splits; none before it is split."""
         return self._splits.get(table, ())
 
     def oldest(self) -> PgSnapshot | None:
         """See `ingestd.ports.Snapshot.oldest`."""
-        return min(self._open.values(), key=lambda seen: seen.age, default=self._newest)
+        return min(self._open.values(), key=lambda snapshot: snapshot.age, default=self._newest)
 
     def abandon(self, table: TableId) -> None:
         """Stop reading further splits of a table."""
@@ -97,7 +97,7 @@ class SplitReaders:
     async def _read_all(self, items: Items) -> None:
         splits: asyncio.Queue[Split | None] = asyncio.Queue(len(self._workers))
         works = [
-            self._cut(splits, items),
+            self._plan_all(splits, items),
             *(self._read_splits(splits, items) for _ in self._workers),
         ]
         running = [asyncio.create_task(work) for work in works]
@@ -108,7 +108,7 @@ class SplitReaders:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _cut(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
+    async def _plan_all(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
         for table in self._tables:
             if table.id in self._left_out:
                 continue
@@ -170,14 +170,14 @@ class SplitReaders:
             await items.put(page)
         await reach_async("capture.split.after")
 
-    def _entered(self, split: Split, place: RowOrigin) -> None:
-        if place.seen is None or self._newest is None:
+    def _entered(self, split: Split, origin: RowOrigin) -> None:
+        if origin.pg_snapshot is None or self._newest is None:
             return
-        self._newest = max(self._newest, place.seen, key=lambda seen: seen.age)
+        self._newest = max(self._newest, origin.pg_snapshot, key=lambda snapshot: snapshot.age)
         key = split.table.id, split.where
         if key not in self._entered_once:  # a second transaction of the split is younger
             self._entered_once.add(key)
-            self._open[key] = place.seen
+            self._open[key] = origin.pg_snapshot
 
     async def _fail(self, error: TableError, items: Items) -> None:
         if error.table not in self._left_out:

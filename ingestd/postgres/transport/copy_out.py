@@ -16,9 +16,9 @@ import psycopg
 from numpy.typing import NDArray
 from psycopg import sql
 
-from ingestd.decode.pgoutput.backend_messages import ERROR, MOST_BYTES, READY, CutMessages
-from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
 from ingestd.decode.values.encodings import Encoding
+from ingestd.decode.wire.backend_messages import ERROR, MOST_BYTES, READY, CutMessages
+from ingestd.decode.wire.shortener import DroppedMessage, Shortener
 from ingestd.model.errors import TableError
 from ingestd.postgres.connection.errors import lost
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
@@ -33,7 +33,7 @@ _LINGER_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CopyBlock:
     """CopyData messages in one buffer, delimited by `starts` and `ends` (int64).
 
     `passed_bytes`: size of the largest message that is too large to buffer, complete or not.
@@ -94,17 +94,17 @@ class CopyOut:
                 self._last = ERROR, b""
                 raise
 
-    async def read_block(self) -> Block:
+    async def read_block(self) -> CopyBlock:
         """Return the next block. Only the last one may be empty."""
         assert self._reader is not None
         buffer, found = await self._next(self._reader)
         passed = found.passed_bytes
         if found.last is None:
-            return Block(buffer, found.starts, found.ends, is_last=False, passed_bytes=passed)
+            return CopyBlock(buffer, found.starts, found.ends, is_last=False, passed_bytes=passed)
         await self._end(self._reader, found.last)
-        return Block(buffer, found.starts, found.ends, is_last=True, passed_bytes=passed)
+        return CopyBlock(buffer, found.starts, found.ends, is_last=True, passed_bytes=passed)
 
-    async def drain(self) -> None:
+    async def discard_rest(self) -> None:
         """Read to the end after an error or a cancel, so that the connection can be reused."""
         reader = self._reader
         if reader is None:
@@ -121,7 +121,7 @@ class CopyOut:
         """Stop a running COPY, so that the connection can be reused."""
         if self._reader is not None:
             await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
-            await self.drain()
+            await self.discard_rest()
 
     async def _end(self, reader: CopyReader, last: tuple[int, bytes]) -> None:
         """Read what follows the data. Raises psycopg.Error."""
@@ -165,7 +165,7 @@ class CopyOut:
         """Wait for and return complete rows, the message that ends them, or a too large row's size.
 
         `has_more`: received bytes may remain uncut because an end preceded them. If this is
-        cancelled, the next call returns what has arrived meanwhile, so `drain` misses no end.
+        cancelled, the next call returns what has arrived meanwhile: `discard_rest` misses no end.
         """
         if self._taking is None:
             self._taking = asyncio.create_task(self._next_messages(reader, has_more=has_more))
@@ -213,7 +213,7 @@ async def copying(
     *,
     limit_bytes: int,
     limit_s: float | None = None,
-) -> AsyncGenerator[AsyncIterator[Block], None]:
+) -> AsyncGenerator[AsyncIterator[CopyBlock], None]:
     """Return the blocks of one COPY. The connection can run other queries afterwards.
 
     It can also after an error of the server or of the table, and if not all blocks are read. A row
@@ -225,7 +225,7 @@ async def copying(
         yield _blocks(copy, connection, query, limit_s)
         await copy.give_up()
     except psycopg.Error:
-        await copy.drain()
+        await copy.discard_rest()
         raise
     except (TableError, GeneratorExit):  # the consumer stops
         await copy.give_up()
@@ -237,7 +237,7 @@ async def copying(
 
 async def _blocks(
     copy: CopyOut, connection: LivenessCheckedConnection, query: sql.Composed, limit_s: float | None
-) -> AsyncGenerator[Block, None]:
+) -> AsyncGenerator[CopyBlock, None]:
     async with _within(connection, limit_s):
         await copy.start(query)
     is_last = False

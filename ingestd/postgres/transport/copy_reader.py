@@ -25,7 +25,7 @@ import psycopg
 from numpy.typing import NDArray
 from psycopg.pq import DiagnosticField
 
-from ingestd.decode.pgoutput.backend_messages import (
+from ingestd.decode.wire.backend_messages import (
     ASIDES,
     COPY_BOTH,
     COPY_OUT,
@@ -37,7 +37,7 @@ from ingestd.decode.pgoutput.backend_messages import (
     error_fields,
     length_of,
 )
-from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
+from ingestd.decode.wire.shortener import DroppedMessage, Shortener
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import Channel, is_last
 from ingestd.postgres.transport.channels.libpq import LibpqChannel, is_encrypted_by_kerberos
@@ -55,7 +55,7 @@ _FIELDS = frozenset(int(field) for field in DiagnosticField)
 
 
 @dataclass(frozen=True, slots=True)
-class MessageBlock:
+class StreamBlock:
     """CopyData messages in one buffer, delimited by `starts` and `ends` (int64).
 
     `ended`: the error with which the server ended the stream after them.
@@ -206,11 +206,11 @@ class ReceivedBytes:
     pieces: list[bytes]
     cutter: Cutter
 
-    def block(self) -> MessageBlock:
+    def block(self) -> StreamBlock:
         """Cut them into messages, with what earlier bytes left over. Raises ProtocolError."""
         buffer, found = self.cut()
         ended = None if found.last is None else fault_of(found.last)
-        return MessageBlock(buffer, found.starts, found.ends, ended)
+        return StreamBlock(buffer, found.starts, found.ends, ended)
 
     def cut(self) -> tuple[bytes, CutMessages]:
         """Return a buffer and the messages in it. Raises ProtocolError."""

@@ -39,27 +39,22 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import is_standby
 from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.chunked import (
-    ChunkedSnapshot,
-    can_be_chunked,
-    next_xid,
-    sizes,
-)
+from ingestd.postgres.snapshot.earlier_transactions import next_xid
+from ingestd.postgres.snapshot.incremental import IncrementalSnapshot, can_be_incremental, sizes
 from ingestd.postgres.snapshot.read_view import current_snapshot
 from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.continuity import continuity_of, server_end
 from ingestd.postgres.wal.discovery import SourceTables
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.publication import prepare_publication
 from ingestd.postgres.wal.publication_sql import is_locked
 from ingestd.postgres.wal.relation_cache import Relations
 from ingestd.postgres.wal.server import WalServer, inspect_server, position_of, server_notices
 from ingestd.postgres.wal.slots.create import (
     ExportedPoint,
-    TableSnapshot,
+    free_walsender,
     prepare_slot,
     temporary_point,
-    without_walsender,
 )
 from ingestd.postgres.wal.slots.slot import (
     SlotDecodeGap,
@@ -69,6 +64,7 @@ from ingestd.postgres.wal.slots.slot import (
     skipped,
     vanished_slot,
 )
+from ingestd.postgres.wal.slots.table_snapshot import TableSnapshot
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 DDL_PATIENCE_S = 0.2
@@ -88,10 +84,10 @@ class WalCapture:
         settings: WalSettings,
         *,
         memory_bytes: int,
-        catch_up: CatchUpPolicy,
+        drain_policy: DrainPolicy,
         spool: SpoolPolicy | None = None,
         evidence: StreamEvidence | None = None,
-        past: SlotDecodeGap | None = None,
+        decode_gap: SlotDecodeGap | None = None,
     ) -> None:
         self._where = f"source {source}"
         self._settings = settings
@@ -102,9 +98,9 @@ class WalCapture:
         self._monitor_lock = asyncio.Lock()
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
-        self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
-        self._past = past or SlotDecodeGap()
-        self._tables = SourceTables(settings, evidence, unsendable=self._past.unsendable)
+        self._snapshots: list[TableSnapshot | IncrementalSnapshot] = []
+        self._decode_gap = decode_gap or SlotDecodeGap()
+        self._tables = SourceTables(settings, evidence, unsendable=self._decode_gap.unsendable)
         self._relations = Relations(
             self._describe,
             settings.streams,
@@ -118,15 +114,19 @@ class WalCapture:
             slot_position=self._slot_position,
             server_position=self._server_position,
             memory_bytes=memory_bytes,
-            catch_up=catch_up,
+            drain_policy=drain_policy,
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
-            past=self._past,
+            decode_gap=self._decode_gap,
         )
         self._is_live = False
-        self._unread_above: Lsn | None = None  # nothing was read from a slot above this
-        self._reach: Lsn | None = None  # the slot's highest valid position before the stream
-        self._began = 0
-        self._sent_whole: frozenset[int] = frozenset()
+        # Nothing was read from a slot above this: an earlier start may have created it.
+        self._unread_above: Lsn | None = None
+        # The highest valid position of the slot before the stream: above it, changes are missing.
+        self._slot_limit: Lsn | None = None
+        # Above the ids of all transactions that ran when `live` began.
+        self._live_since_xid = 0
+        # The tables (OIDs) of which the slot sends every change: creating it waited for writers.
+        self._sent_completely: frozenset[int] = frozenset()
 
     async def claim(self) -> None:
         """Take the claim on the slot's name."""
@@ -155,13 +155,13 @@ class WalCapture:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.discover_interval):
                     await self._relations.noticed.wait()
-            was_told = self._relations.noticed.is_set()
+            was_noticed = self._relations.noticed.is_set()
             self._relations.noticed.clear()
             try:
                 if await self._have_changed():
                     return
             except asyncio.CancelledError:
-                if was_told:
+                if was_noticed:
                     self._relations.noticed.set()
                 raise
 
@@ -191,9 +191,14 @@ class WalCapture:
         with self._control.errors("continuity"):
             server = await self._checked_server(control)
             found = await continuity_of(
-                control, server, self._settings, committed, past=self._past, where=self._where
+                control,
+                server,
+                self._settings,
+                committed,
+                decode_gap=self._decode_gap,
+                where=self._where,
             )
-        self._reach = committed.position if isinstance(found, Resumed) else None
+        self._slot_limit = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
         is_unread = isinstance(found, Fresh) and reads_all
         self._unread_above = (committed.position or ZERO) if is_unread else None
@@ -216,7 +221,7 @@ class WalCapture:
             if is_news:
                 self._relations.noticed.set()
             if self._is_live:
-                self._sent_whole = frozenset()
+                self._sent_completely = frozenset()
             else:
                 unread_above = self._unread_above
                 if unread_above is not None and read_to is not None:
@@ -229,24 +234,26 @@ class WalCapture:
                     where=self._where,
                 )
                 if exported is not None:
-                    self._past.renewed()
-                    exported = await without_walsender(self._settings, exported)
-                self._reach = exported.point if exported is not None else self._reach
-                if self._reach is None:  # an unmanaged slot, valid at any position
-                    self._reach = await self._slot_position()
+                    self._decode_gap.renewed()
+                    exported = await free_walsender(self._settings, exported)
+                self._slot_limit = exported.point if exported is not None else self._slot_limit
+                if self._slot_limit is None:  # an unmanaged slot, valid at any position
+                    self._slot_limit = await self._slot_position()
                 if exported is not None:
                     # Creating the slot waited for writers that began before the publication.
-                    self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
+                    self._sent_completely = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
                     self._stream.confirmation.reset()
         return Prepared(busy, storages)
 
-    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+    async def choose_incremental(
+        self, tables: Sequence[Table], *, initial: bool
+    ) -> frozenset[TableId]:
         """Return the tables to read in chunks: on the first load only the large ones.
 
         None on a standby, whose snapshots hide running transactions.
         """
-        able = [t for t in tables if can_be_chunked(t)]
+        able = [t for t in tables if can_be_incremental(t)]
         least = self._settings.snapshot_chunked_above if initial else 0
         with self._control.errors("sizes"):
             async with await connect(
@@ -261,23 +268,23 @@ class WalCapture:
         self,
         tables: Sequence[Table],
         *,
-        chunked: bool = False,
+        incremental: bool = False,
         newly_published: bool = False,
-        left: str = "",
+        remainder: str = "",
         where: str | None = None,
     ) -> Snapshot:
         """Return a snapshot in chunks, or at the point of the new or of a temporary slot."""
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
-        snapshot: TableSnapshot | ChunkedSnapshot
-        if chunked:
+        snapshot: TableSnapshot | IncrementalSnapshot
+        if incremental:
             with self._control.errors("snapshot"):
-                snapshot = await ChunkedSnapshot.start(
+                snapshot = await IncrementalSnapshot.start(
                     self._settings,
                     tables,
-                    began=self._began,
+                    live_since_xid=self._live_since_xid,
                     newly_published=newly_published
-                    and any(t.oid not in self._sent_whole for t in tables),
-                    left=left,
+                    and any(t.oid not in self._sent_completely for t in tables),
+                    remainder=remainder,
                     where=where,
                     memory_bytes=self._memory_bytes,
                 )
@@ -292,7 +299,7 @@ class WalCapture:
             try:
                 with self._control.errors("snapshot"):
                     exported = await temporary_point(self._settings, is_claimed=True)
-                    exported = await without_walsender(self._settings, exported)
+                    exported = await free_walsender(self._settings, exported)
             except (OperatorError, TransientError) as error:
                 is_slot = isinstance(error.__cause__, psycopg.errors.ConfigurationLimitExceeded)
                 if not (is_slot or error.remedy == FREE_A_SENDER):
@@ -309,14 +316,14 @@ class WalCapture:
         control = await self._control.connection()
         with self._control.errors("live"):
             await self._drop_export()
-            self._began = await next_xid(control)
+            self._live_since_xid = await next_xid(control)
             server = await inspect_server(control, self._dsn)
             slot = await find_slot(control, self._slot)
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
-        reach = max(self._reach or slot.confirmed_lsn, self._stream.confirmation.confirmed)
-        if slot.confirmed_lsn > reach:
-            raise moved_slot(self._slot, skipped(slot.confirmed_lsn, reach))
+        limit = max(self._slot_limit or slot.confirmed_lsn, self._stream.confirmation.confirmed)
+        if slot.confirmed_lsn > limit:
+            raise moved_slot(self._slot, skipped(slot.confirmed_lsn, limit))
         start = max(after or ZERO, slot.confirmed_lsn)
         self._stream.server_is_at(Lsn.parse(slot.flushed), slot.reread_bytes)
         changes = self._stream.changes(start, server)

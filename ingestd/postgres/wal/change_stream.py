@@ -45,8 +45,8 @@ from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.block_decoder import BlockDecoder
 from ingestd.postgres.wal.drain.decision import DrainDecision
 from ingestd.postgres.wal.drain.drain import (
-    CatchUpPolicy,
     Drain,
+    DrainPolicy,
     PartFailedError,
 )
 from ingestd.postgres.wal.relation_cache import Relations
@@ -86,9 +86,9 @@ class ChangeStream:
         slot_position: Callable[[], Awaitable[Lsn]],
         server_position: AskPosition,
         memory_bytes: int,
-        catch_up: CatchUpPolicy,
+        drain_policy: DrainPolicy,
         spool: SpoolPolicy,
-        past: SlotDecodeGap,
+        decode_gap: SlotDecodeGap,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -98,16 +98,16 @@ class ChangeStream:
         self._relations = relations
         self._memory_bytes = memory_bytes
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
-        self._catch_up = catch_up
+        self._drain_policy = drain_policy
         self._spool = spool
-        self._past = past
+        self._decode_gap = decode_gap
         self._position = ZERO
         self._lineage = ""
         self._encoding: Encoding | None = None
         self._drain: Drain | None = None
         self._decoder: PgoutputDecoder | None = None
-        self._decision = DrainDecision(catch_up)
-        step_bytes = min(ADVANCE_BYTES, catch_up.part_bytes)
+        self._decision = DrainDecision(drain_policy)
+        step_bytes = min(ADVANCE_BYTES, drain_policy.part_bytes)
         self.confirmation = SlotConfirmation(
             SlotAdvance(self._dsn, settings.slot, source, step_bytes=step_bytes)
         )
@@ -122,7 +122,7 @@ class ChangeStream:
         self._server_at.mark_uncertain()
         self.confirmation.begin(start, server.lineage)
         while True:
-            async with contextlib.aclosing(self._backlogs()) as chunks:
+            async with contextlib.aclosing(self._drain_backlogs()) as chunks:
                 async for chunk in chunks:
                     await self._server_at.ensure_reached(chunk.position, self._lineage)
                     yield self._deliver(chunk)
@@ -131,7 +131,7 @@ class ChangeStream:
                 async for chunk in chunks:
                     yield chunk
 
-    async def _backlogs(self) -> AsyncGenerator[Chunk, None]:
+    async def _drain_backlogs(self) -> AsyncGenerator[Chunk, None]:
         """Drain what is behind, and what was written meanwhile, until it does not pay."""
         decision = self._decision
         pays = decision.pays_at(self._position)
@@ -139,7 +139,7 @@ class ChangeStream:
             self._report_rereading(decision.reread_bytes)
         while pays:
             begin, target = self._position, decision.flushed
-            async with contextlib.aclosing(self._backlog(begin, target)) as chunks:
+            async with contextlib.aclosing(self._drain_backlog(begin, target)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             if self._position > begin:  # else the server refused
@@ -174,11 +174,11 @@ class ChangeStream:
             except (OperatorError, ProtocolError, TransientError) as raised:
                 fault = raised
                 if isinstance(raised, ProtocolError):
-                    fault = self._placed(raised, "stream", decoder.position)
-                meant = self._meant(fault, streams_in_progress=streams_in_progress)
-                if meant is raised:
+                    fault = self._with_location(raised, "stream", decoder.position)
+                classified = self._classify_end(fault, streams_in_progress=streams_in_progress)
+                if classified is raised:
                     raise
-                raise meant from raised.__cause__ or raised
+                raise classified from raised.__cause__ or raised
             finally:
                 spool.close()
 
@@ -212,11 +212,11 @@ class ChangeStream:
                 self._position = decoder.position
                 return
 
-    def _placed(self, error: ProtocolError, what: str, position: Lsn) -> ProtocolError:
+    def _with_location(self, error: ProtocolError, what: str, position: Lsn) -> ProtocolError:
         """Return the error with the place where it occurred."""
         return error.within(f"source {self._source}, {what}, after {position}")
 
-    def _meant(self, error: IngestdError, *, streams_in_progress: bool) -> IngestdError:
+    def _classify_end(self, error: IngestdError, *, streams_in_progress: bool) -> IngestdError:
         """Return what this end of the stream means for the next start; else the error itself."""
         cause = error.__cause__
         if isinstance(error, TransientError) and not is_of_a_row(cause):
@@ -227,7 +227,7 @@ class ChangeStream:
             )
             if not self._settings.manage:
                 return fault
-            self._past.lacks_publication = True  # `continuity` reports a gap
+            self._decode_gap.lacks_publication = True  # `continuity` reports a gap
             return TransientError(fault.what, reason="publication_lost")
         if streams_in_progress:
             # Servers up to 18 fail at some transactions with DDL and savepoints whenever they send
@@ -239,31 +239,31 @@ class ChangeStream:
                 remedy="nothing to do: the next connection has transactions sent after they commit",
             )
         if isinstance(cause, psycopg.Error) and is_of_a_row(cause):
-            return self._of_a_row(error, cause)
+            return self._row_error(error, cause)
         return error
 
-    def _of_a_row(self, error: IngestdError, cause: psycopg.Error) -> IngestdError:
+    def _row_error(self, error: IngestdError, cause: psycopg.Error) -> IngestdError:
         """Return the error of a row that the server can't output, wherever the slot is read.
 
         The slot can't pass it, so if it fails there repeatedly, its changes are lost: `continuity`
         reports that, and all tables are re-read from a new slot, except the row's table, where that
         is certain. Only if the config allows it; otherwise the operator decides.
         """
-        settings, past, decoder = self._settings, self._past, self._decoder
+        settings, decode_gap, decoder = self._settings, self._decode_gap, self._decoder
         may_reread = settings.slot_lost == "resnapshot" and settings.snapshot == "initial"
         suspects = frozenset[int]() if decoder is None else self._relations.suspects(decoder)
         if not may_reread:
             return OperatorError(error.what, remedy=_REREAD)
-        if not (settings.manage and past.may_renew(suspects)):
-            remedy = f"correct it in its table; or {self._past_it('its column')}"
+        if not (settings.manage and decode_gap.may_renew(suspects)):
+            remedy = f"correct it in its table; or {self._skip_row_remedy('its column')}"
             return OperatorError(error.what, remedy=remedy)
         is_memory = isinstance(cause, psycopg.errors.OutOfMemory)
-        if past.fail(failed_row_at(cause) or str(self._position)) < (5 if is_memory else 2):
-            remedy = "nothing to do: it is tried again, then all tables are re-snapshotted"
+        if decode_gap.fail(failed_row_at(cause) or str(self._position)) < (5 if is_memory else 2):
+            remedy = "nothing to do: retried; then all tables are re-snapshotted"
             return TransientError(error.what, reason="row_not_sent", remedy=remedy)
         why = why_unsendable(cause) or loggable_message(cause)
-        past.undecodable = f"slot {settings.slot!r} can't pass a row: {why}"
-        past.unsendable |= dict.fromkeys(suspects, f"one of its changes can't be sent: {why}")
+        decode_gap.undecodable = f"slot {settings.slot!r} can't pass a row: {why}"
+        decode_gap.unsendable |= dict.fromkeys(suspects, f"one of its changes can't be sent: {why}")
         return TransientError(error.what, reason="row_not_sent")
 
     def _is_of_publication(self, fault: BaseException | None) -> bool:
@@ -293,7 +293,7 @@ class ChangeStream:
                 await stream.close()
                 raise
         except ProtocolError as error:
-            raise self._placed(error, "stream", start) from error
+            raise self._with_location(error, "stream", start) from error
         return stream
 
     async def _ensure_not_moved(self, start: Lsn) -> None:
@@ -324,7 +324,7 @@ class ChangeStream:
             await self._drain.close()
         await self.confirmation.close()
 
-    async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
+    async def _drain_backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
         """Yield the transactions from `start` to about `target`, drained by SQL functions.
 
         If the server refuses, yield nothing: the backlog is streamed. If it fails later, the source
@@ -332,29 +332,29 @@ class ChangeStream:
         """
         decoder = self._new_decoder()
         decoder.idle(start)
-        has_given = False
+        has_yielded = False
         try:
-            async with contextlib.aclosing(self._drained(start, target, decoder)) as chunks:
+            async with contextlib.aclosing(self._run_drain(start, target, decoder)) as chunks:
                 async for chunk in chunks:
-                    has_given = True
+                    has_yielded = True
                     yield chunk
         except PartFailedError as error:
             what = f"source {self._source}, catch-up: {error}"
             remedy = error.remedy
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
         except ProtocolError as error:
-            raise self._placed(error, "catch-up", decoder.position) from error
+            raise self._with_location(error, "catch-up", decoder.position) from error
         except psycopg.Error as error:
-            self._refuse_to_drain(error, has_given=has_given)
+            self._refuse_to_drain(error, has_yielded=has_yielded)
 
-    async def _drained(
+    async def _run_drain(
         self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
     ) -> AsyncGenerator[Chunk, None]:
         backlog = self._drain = await Drain.start(
             self._dsn,
             self._settings.slot,
             self._settings.publication,
-            self._catch_up,
+            self._drain_policy,
             target - start,
             lineage=self._lineage,
             row_limit_bytes=self._row_limit_bytes,
@@ -367,23 +367,23 @@ class ChangeStream:
             self._drain = None
             await backlog.close()
         if backlog.reread_bytes:
-            self._catch_up.pause(self._catch_up.pause_s)
+            self._drain_policy.pause(self._drain_policy.pause_s)
             self._report_rereading(backlog.reread_bytes)
         else:
-            self._catch_up.finished()
+            self._drain_policy.finished()
 
-    def _refuse_to_drain(self, error: psycopg.Error, *, has_given: bool) -> None:
+    def _refuse_to_drain(self, error: psycopg.Error, *, has_yielded: bool) -> None:
         """Stream for a time. Raises TransientError if that can't continue from here."""
-        pause_s = self._catch_up.refused_pause_s
+        pause_s = self._drain_policy.refused_pause_s
         fault = classify(error, f"source {self._source}, catch-up", self._dsn)
         if isinstance(fault, TransientError) and not is_of_a_row(error):
-            if has_given or fault.reason != FULL:
+            if has_yielded or fault.reason != FULL:
                 raise fault from error
-            pause_s = self._catch_up.pause_s  # streaming takes fewer connections
+            pause_s = self._drain_policy.pause_s  # streaming takes fewer connections
         what, remedy = fault.what, fault.remedy
-        self._catch_up.pause(pause_s)
+        self._drain_policy.pause(pause_s)
         self._report_streaming(what, remedy)
-        if has_given:
+        if has_yielded:
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
 
     def _report_rereading(self, reread_bytes: int) -> None:
@@ -399,7 +399,7 @@ class ChangeStream:
         log = structlog.get_logger("ingestd")
         log.warning("catch_up.refused", source=self._source, reason=reason, remedy=remedy)
 
-    def _past_it(self, what: str) -> str:
+    def _skip_row_remedy(self, what: str) -> str:
         """Return how to get past a row that can't be sent: its table is not known here."""
         return (
             f"exclude {what} (`exclude_columns`), or its table. The server still "
@@ -412,8 +412,8 @@ class ChangeStream:
         hold_bytes = min(8 << 20, bytes_of(DECODED, self._memory_bytes))
         self._decoder = PgoutputDecoder(
             self._relations.resolve,
-            tell_partition=self._relations.tell_partition,
-            tell_message=self._relations.tell_ddl,
+            report_partition=self._relations.report_partition,
+            report_message=self._relations.report_ddl,
             hold_bytes=hold_bytes,
             row_limit_bytes=self._row_limit_bytes,
             encoding=self._encoding,

@@ -17,7 +17,7 @@ from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
 from ingestd.postgres.wal.discovery import SourceTables
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.preflight import demand_for, preflight
 from ingestd.postgres.wal.server import inspect_server
 from ingestd.postgres.wal.slots.slot import SlotDecodeGap
@@ -28,14 +28,14 @@ class WalConnector(PostgresConnector):
     """A Postgres database captured by logical replication."""
 
     def __init__(
-        self, source: str, settings: WalSettings, *, memory_bytes: int, catch_up: CatchUpPolicy
+        self, source: str, settings: WalSettings, *, memory_bytes: int, drain_policy: DrainPolicy
     ) -> None:
         super().__init__(source, settings.dsn.get_secret_value(), memory_bytes)
         self._settings = settings
-        self._catch_up = catch_up
+        self._drain_policy = drain_policy
         self._spool = SpoolPolicy(settings.open_transaction_spool)
         self._evidence = StreamEvidence()
-        self._past = SlotDecodeGap()
+        self._decode_gap = SlotDecodeGap()
 
     async def _read_coverage(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
@@ -51,10 +51,10 @@ class WalConnector(PostgresConnector):
             self._source,
             self._settings,
             memory_bytes=self._memory_bytes,
-            catch_up=self._catch_up,
+            drain_policy=self._drain_policy,
             spool=self._spool,
             evidence=self._evidence,
-            past=self._past,
+            decode_gap=self._decode_gap,
         )
 
     async def check(self) -> Sequence[CheckLine]:
@@ -83,10 +83,10 @@ class WalFactory:
             msg = f"kind wal can't take {type(config).__name__}"
             raise TypeError(msg)
         above_bytes = self._catch_up_above_bytes
-        catch_up = CatchUpPolicy(
+        drain_policy = DrainPolicy(
             config.catch_up_above if above_bytes is None else above_bytes,
             slots=config.catch_up_slots,
             part_bytes=config.catch_up_part,
             messages=config.logs_ddl,
         )
-        return WalConnector(source, config, memory_bytes=memory_bytes, catch_up=catch_up)
+        return WalConnector(source, config, memory_bytes=memory_bytes, drain_policy=drain_policy)

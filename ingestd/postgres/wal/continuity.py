@@ -80,7 +80,7 @@ class SlotContinuity:
     slot: Slot | None
     has_publication: bool
     switched: Mapping[int, Lsn]
-    past: SlotDecodeGap = field(default_factory=SlotDecodeGap)
+    decode_gap: SlotDecodeGap = field(default_factory=SlotDecodeGap)
 
 
 async def continuity_of(
@@ -89,14 +89,14 @@ async def continuity_of(
     settings: WalSettings,
     committed: LakeState,
     *,
-    past: SlotDecodeGap,
+    decode_gap: SlotDecodeGap,
     where: str,
 ) -> Continuity:
     """Compare slot and server with what the lake holds. Changes nothing.
 
-    `past`: what the slot was found to lack. `where` begins an error's text. Raises psycopg.Error;
-    TransientError while a standby is behind the lake; OperatorError for another server that is
-    behind a lake without rows that count, and for a slot that ingestd can't use.
+    `decode_gap`: what the slot was found to lack. `where` begins an error's text. Raises
+    psycopg.Error; TransientError while a standby is behind the lake; OperatorError for another
+    server that is behind a lake without rows that count, and for a slot that ingestd can't use.
     """
     slot = await find_slot(control, settings.slot)
     publication = await find_publication(control, settings.publication)
@@ -104,7 +104,7 @@ async def continuity_of(
     switched: Mapping[int, Lsn] = {}
     if committed.origin not in {None, server.origin}:
         switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
-    found = SlotContinuity(server, current, slot, publication is not None, switched, past)
+    found = SlotContinuity(server, current, slot, publication is not None, switched, decode_gap)
     return judge(found, settings, committed, where=where)
 
 
@@ -189,7 +189,7 @@ def _gap(
     if not found.has_publication:
         # Re-created, it is unknown to the WAL that the slot has yet to decode.
         return f"publication {settings.publication!r} does not exist"
-    lacked = found.past.why(settings.publication)
+    lacked = found.decode_gap.why(settings.publication)
     return lacked or gap_before(found.slot, settings.slot, position)
 
 

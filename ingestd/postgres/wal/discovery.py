@@ -84,20 +84,20 @@ class _Readings:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a discovery has found so far: see `Discovery`. `seen`: the fingerprints, by OID."""
+    """What a discovery has found so far: see `Discovery`. `fingerprints`: by OID."""
 
     refused: list[Refused]
     accepted: list[Table] = field(default_factory=list)
     interrupted: dict[TableId, str] = field(default_factory=dict)
     rewritten: dict[TableId, str] = field(default_factory=dict)
-    seen: dict[int, TableFingerprint] = field(default_factory=dict)
+    fingerprints: dict[int, TableFingerprint] = field(default_factory=dict)
 
     def refuse(self, row: TableRow, error: TableError) -> None:
         """Refuse a table while it is compared."""
         self.refused.append(Refused(Table(row.id, row.oid, ()), error))
         self.interrupted.pop(row.id, None)
         self.rewritten.pop(row.id, None)
-        self.seen.pop(row.oid, None)
+        self.fingerprints.pop(row.oid, None)
 
 
 class SourceTables:
@@ -121,16 +121,16 @@ class SourceTables:
         self._read_catalog = read
         self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
-        self._looks = FingerprintTracker(settings.dsn.get_secret_value())
+        self._tracker = FingerprintTracker(settings.dsn.get_secret_value())
         self.evidence = evidence or StreamEvidence()
         self.texts = self.evidence.texts
         self.dropped: DroppedTables = {}
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
         self._rewritten: set[int] = set()
-        self._mended = ""
+        self._publication_as_altered = ""
         self._ddl_fault: DdlLogFault | None = None
-        self._is_told = True
+        self._is_reported = True
         self._enums: dict[int, EnumColumns] = {}
         self._awaited: dict[int, _Awaited] = {}
         self._reached = ZERO
@@ -154,14 +154,15 @@ class SourceTables:
         dropped = await find_dropped(connection, known.values(), self._settings.streams)
         self._definitions.use_dropped(dropped)
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
-        self.evidence.read(read_at(known.values()))
-        self.evidence.ddl.read(read_at(known.values()))
+        self.evidence.set_read_positions(read_at(known.values()))
+        self.evidence.ddl.set_read_positions(read_at(known.values()))
         # Copied now: what arrives while tables are compared is for the next discovery.
-        pending, by_ddl = self.evidence.by(catalog.seen), self.evidence.ddl.by(catalog.seen)
+        pending = self.evidence.visible_to(catalog.pg_snapshot)
+        by_ddl = self.evidence.ddl.visible_to(catalog.pg_snapshot)
         await self._try_to_publish(catalog)
-        refused = missing_tables(self._settings, catalog.present, catalog.others)
+        refused = missing_tables(self._settings, catalog.present, catalog.not_tables)
         found = _Found(refused)
-        async with self._looks.looking() as comparison:
+        async with self._tracker.comparing() as comparison:
             read = _Readings(catalog, server.role, known, last, pending, by_ddl, comparison)
             for row in self._rows_to_describe(catalog):
                 try:
@@ -170,25 +171,25 @@ class SourceTables:
                 except TableError as error:
                     found.refuse(row, error)
         accepted, interrupted, rewritten = found.accepted, found.interrupted, found.rewritten
-        seen = found.seen
+        fingerprints = found.fingerprints
         # Not earlier: a failed comparison would otherwise lose the difference.
-        self._looks.record_seen(seen)
-        self._awaited = {oid: a for oid, a in self._awaited.items() if oid in seen}
+        self._tracker.record(fingerprints)
+        self._awaited = {oid: a for oid, a in self._awaited.items() if oid in fingerprints}
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
-        self.evidence.clear(pending, catalog.seen, seen, voided)
-        self._enums = _enums_of(catalog, seen, types)
-        looked_at = {t.oid: (t.id, seen[t.oid]) for t in accepted}
-        self.evidence.ddl.looked(looked_at, catalog.seen, voided)
+        self.evidence.clear(pending, catalog.pg_snapshot, fingerprints, voided)
+        self._enums = _enums_of(catalog, fingerprints, types)
+        polled = {t.oid: (t.id, fingerprints[t.oid]) for t in accepted}
+        self.evidence.ddl.record_poll(polled, catalog.pg_snapshot, voided)
         self._ddl_fault = await self._find_ddl_fault(catalog, connection)
-        self.texts.read(
-            {oid: now.texts for oid, now in seen.items()},
-            catalog.seen,
+        self.texts.record_poll(
+            {oid: now.texts for oid, now in fingerprints.items()},
+            catalog.pg_snapshot,
             voided,
             read_at(known.values()),
         )
         self._catalog, self.dropped = catalog, dropped
         self._accepted = frozenset(t.id for t in accepted)
-        self._is_told = True
+        self._is_reported = True
         return Discovery(
             tuple(accepted),
             tuple(found.refused),
@@ -196,10 +197,13 @@ class SourceTables:
             interrupted,
             rewritten,
             catalog.lsn,
-            catalog.seen,
+            catalog.pg_snapshot,
             self._doubts(),
             frozenset(dropped),
-            (*unmatched_notices(self._settings, catalog.present, catalog.others), *self._notices()),
+            (
+                *unmatched_notices(self._settings, catalog.present, catalog.not_tables),
+                *self._notices(),
+            ),
         )
 
     async def have_changed(self) -> bool:
@@ -207,28 +211,29 @@ class SourceTables:
 
         Also true if it lacks something that the stream reported.
         """
-        if not self._is_told or any(a.lsn <= self._reached for a in self._awaited.values()):
+        if not self._is_reported or any(a.lsn <= self._reached for a in self._awaited.values()):
             return True
         if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
             return True
         catalog = await self._read_catalog(self._settings, self._catalog.published)
-        pending = self.evidence.by(catalog.seen)
-        if self.evidence.ddl.by(catalog.seen).keys() & {row.oid for row in catalog.rows}:
+        pending = self.evidence.visible_to(catalog.pg_snapshot)
+        by_ddl = self.evidence.ddl.visible_to(catalog.pg_snapshot)
+        if by_ddl.keys() & {row.oid for row in catalog.rows}:
             return True
         return (
             catalog != self._catalog
-            or self.texts.has_news(catalog.seen)
+            or self.texts.has_news(catalog.pg_snapshot)
             or any(
                 pending.has_news(row.oid, last)
                 or self.evidence.loaded_when_made(row.oid) is not None
                 for row in catalog.rows
-                if (last := self._looks.last(row.oid, None)) is not None
+                if (last := self._tracker.last(row.oid, None)) is not None
             )
         )
 
     def take_partition(self, partition: Relation, table: int) -> bool:
-        """Record that a partition of a table has changes; see `StreamEvidence.partition`."""
-        return self.evidence.partition(partition, table, self._looks.last(table, None))
+        """Record that a partition of a table has changes; see `StreamEvidence.record_partition`."""
+        return self.evidence.record_partition(partition, table, self._tracker.last(table, None))
 
     def take_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> bool:
         """Record what an event trigger wrote; see `DdlLog.record`."""
@@ -271,29 +276,29 @@ class SourceTables:
             then, now = ours.get(table), catalog.published[table]
             if then is None:
                 ours[table] = now
-                self._is_told = False
+                self._is_reported = False
                 storages |= self._published(rows.get(table), catalog)
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
-                self._is_told = False
+                self._is_reported = False
                 if now.columns != then.columns:
                     self._replaced.add(now.membership)
         before, publication = self._catalog.publication, catalog.publication
         if before is not None and publication is not None and not before.is_complete:
-            self._is_told &= publication == before
-            self._mended = publication.altered
+            self._is_reported &= publication == before
+            self._publication_as_altered = publication.altered
         self._catalog = replace(self._catalog, published=ours)
         self._definitions.take_publication(catalog)
-        return not self._is_told, storages
+        return not self._is_reported, storages
 
     def _published(self, row: TableRow | None, catalog: Catalog) -> dict[TableId, str]:
         """Return the storage of a table that is now published; nothing if it was replaced."""
-        last = None if row is None else self._looks.last(row.oid, None)
+        last = None if row is None else self._tracker.last(row.oid, None)
         if row is None or last is None:
             return {}
         read = catalog.storage(row)
         now = replace(last, membership=read.membership, publication=read.publication)
-        self._looks.record_seen({row.oid: now})
+        self._tracker.record({row.oid: now})
         return {row.id: str(self._settled(row.oid, now))}
 
     async def of_relation(
@@ -304,7 +309,7 @@ class SourceTables:
             await self._definitions.use_catalog(
                 connection, await self._read_catalog(self._settings, self._catalog.published), {}
             )
-        self.evidence.columns(relation, self._looks.last(relation.oid, None))
+        self.evidence.record_columns(relation, self._tracker.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
     def delivered(self, chunk: Chunk) -> tuple[Chunk, bool]:
@@ -314,7 +319,9 @@ class SourceTables:
         """
         self._reached = max(self._reached, chunk.position)
         found = unknown_labels(chunk, self._enums)
-        has_news = [self.evidence.labels(oid, new, chunk.position) for oid, new in found.items()]
+        has_news = [
+            self.evidence.record_labels(oid, new, chunk.position) for oid, new in found.items()
+        ]
         doubts = self._doubts()
         return replace(chunk, doubts=doubts) if doubts else chunk, any(has_news)
 
@@ -324,7 +331,7 @@ class SourceTables:
         return {
             row.id: str(replace(last, is_doubted=True))
             for row in (self._catalog.rows if doubted else ())
-            if row.oid in doubted and (last := self._looks.last(row.oid, None)) is not None
+            if row.oid in doubted and (last := self._tracker.last(row.oid, None)) is not None
         }
 
     # --- one table ---------------------------------------------------------------------------
@@ -352,20 +359,20 @@ class SourceTables:
         reason = reason or await comparison.difference(row.oid, then, now)
         reason = reason or pending.difference(row.oid, now, then)
         reason = reason or self.evidence.loaded_when_made(row.oid)
-        reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
+        reason = reason or self.texts.difference(row.oid, now.texts, catalog.pg_snapshot)
         if reason is not None:
             result.rewritten[row.id] = reason
             self._rewritten.add(row.oid)
-        now = result.seen[row.oid] = pending.taken(row.oid, now)
+        now = result.fingerprints[row.oid] = pending.with_streamed_names(row.oid, now)
         storage = self._storage_to_record(row, now, known)
         result.accepted.append(replace(described, storage=storage))
 
     def _last(self, row: TableRow, known: RegisteredTable | None) -> TableFingerprint | None:
         """Return its storage at the last discovery, of this run or of an earlier one."""
-        last = self._looks.last(row.oid, known)
-        if last is not None and known is not None and not self._looks.has_seen(row.oid):
+        last = self._tracker.last(row.oid, known)
+        if last is not None and known is not None and not self._tracker.has_seen(row.oid):
             names = [c.source_name for c in known.lake_columns.values()]
-            self.evidence.recorded(row.oid, names, last)
+            self.evidence.record_lake_names(row.oid, names, last)
         return last
 
     def _quiet(
@@ -391,7 +398,7 @@ class SourceTables:
             if then is not None and then.files.get(leaf) != now.files[leaf]
         }
         for leaf in quiet:
-            self.evidence.expect_quiet(leaf, oid, catalog.seen)
+            self.evidence.expect_quiet(leaf, oid, catalog.pg_snapshot)
         awaited = self._awaited.get(oid)
         if (quiet or makers) and then is not None:
             files = {leaf: then.files[leaf] for leaf in quiet if leaf in then.files}
@@ -497,7 +504,7 @@ class SourceTables:
         if is_another or (was_sent is not None and was_sent.entry != sent.entry):
             return "the publication lacked it for a time"
         is_altered = then is not None and _was_altered(then.publication, now.publication)
-        if is_altered and now.publication != self._mended:
+        if is_altered and now.publication != self._publication_as_altered:
             return "the publication or its owner was changed"
         if sent.columns is not None and not sent.columns.issuperset(c.name for c in table.columns):
             return "the publication lacked columns of it"
@@ -516,11 +523,11 @@ def _was_altered(then: str, now: str) -> bool:
 
 
 def _enums_of(
-    catalog: Catalog, seen: Mapping[int, TableFingerprint], types: Types
+    catalog: Catalog, fingerprints: Mapping[int, TableFingerprint], types: Types
 ) -> dict[int, EnumColumns]:
     return {
         oid: enum_columns(now, [c.type_oid for c in catalog.columns[oid]], types)
-        for oid, now in seen.items()
+        for oid, now in fingerprints.items()
         if now.types
     }
 

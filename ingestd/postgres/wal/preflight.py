@@ -1,4 +1,8 @@
-"""`ingestd check` for kind `wal`: finds everything that would fail, before it fails."""
+"""`ingestd check` for kind `wal`: finds everything that would fail, before it fails.
+
+The judgements are those of a start: `WalServer.faults` (version, wal_level, the REPLICATION right),
+`slot_fault`, `check_publication` and `incomplete`. Here they are collected, and none is raised.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +181,7 @@ async def _tables(
 ) -> list[Table]:
     catalog = await read_catalog(settings)
     dsn = settings.dsn.get_secret_value()
-    for missing in missing_tables(settings, catalog.present, catalog.others):
+    for missing in missing_tables(settings, catalog.present, catalog.not_tables):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     publication = catalog.publication
@@ -226,7 +230,7 @@ async def _tables(
             remedy = identify(plain, settings.publication, sent, sending)
             found.note(subject, "warn", detail, remedy)
     for notice in (
-        *unmatched_notices(settings, catalog.present, catalog.others),
+        *unmatched_notices(settings, catalog.present, catalog.not_tables),
         *server_notices(server, dsn),
     ):
         found.notice(notice)
@@ -385,7 +389,7 @@ def _slot(
         found.note(subject, "ok", f"at {slot.confirmed}, {behind}{copied}")
 
 
-MAY_STOP = "an UPDATE that moves a row there without its large values stops the table"
+MAY_STOP = "an UPDATE that moves a row into the filter without its TOASTed values stops the table"
 
 # Without a TOAST table there are no out-of-line values. Partitioned tables: see the partitions.
 # (pg_partition_tree would lock them.)

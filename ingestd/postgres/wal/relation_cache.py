@@ -16,7 +16,7 @@ Describe = Callable[[Relation, TableId], Awaitable[Table]]
 """Returns the captured table of that name with the message's columns. Raises TableError."""
 
 TakePartition = Callable[[Relation, int], bool]
-"""Takes the arguments of `TellPartition`. Returns whether the catalog must be checked."""
+"""Takes the arguments of `ReportPartition`. Returns whether the catalog must be checked."""
 
 TakeDdl = Callable[[DdlEvent, Lsn, int], bool]
 """Takes an event, its transaction's commit position and id; returns the same."""
@@ -92,16 +92,16 @@ class Relations:
         is_filtered = any(table.row_filter is not None for table in self._kept.values())
         return sent if len(sent) == 1 and not is_filtered else frozenset()
 
-    def tell_partition(self, partition: Relation, table: int) -> None:
+    def report_partition(self, partition: Relation, table: int) -> None:
         """Report to the loop the partition of a change. For the decoder's thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._told_partition, partition, table)
+            self._loop.call_soon_threadsafe(self._note_partition, partition, table)
 
-    def tell_ddl(self, content: bytes, lsn: Lsn, xid: int) -> bool:
+    def report_ddl(self, content: bytes, lsn: Lsn, xid: int) -> bool:
         """Pass an event to the loop; False if the message is none. For the decoder's thread."""
         event = parse(content)
         if event is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._told_ddl, event, lsn, xid)
+            self._loop.call_soon_threadsafe(self._note_ddl, event, lsn, xid)
         return event is not None
 
     async def close(self) -> None:
@@ -111,11 +111,11 @@ class Relations:
             task.cancel()
         await asyncio.gather(*self._looking_up, return_exceptions=True)
 
-    def _told_partition(self, partition: Relation, table: int) -> None:
+    def _note_partition(self, partition: Relation, table: int) -> None:
         if self._take_partition(partition, table):
             self.noticed.set()
 
-    def _told_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> None:
+    def _note_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> None:
         if self._take_ddl(event, lsn, xid):
             self.noticed.set()
 

@@ -26,7 +26,7 @@ from ingestd.ports import (
 )
 from ingestd.testing.fakes.database import RECORD_BYTES, FakeChange, FakeDatabase, FakeTransaction
 from ingestd.testing.fakes.rows import numbered, stream_batches
-from ingestd.testing.fakes.snapshot import FakeSnapshot, Reach, left_of
+from ingestd.testing.fakes.snapshot import FakeSnapshot, Reach, remainder_of
 
 __all__ = ["FakeCapture", "FakeChange", "FakeDatabase", "FakeTransaction"]
 
@@ -120,7 +120,9 @@ class FakeCapture:
             self.database.slot = self.database.current
         return Prepared(locked)
 
-    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+    async def choose_incremental(
+        self, tables: Sequence[Table], *, initial: bool
+    ) -> frozenset[TableId]:
         """Return all tables with a key, or none."""
         del initial
         return frozenset(t.id for t in tables if t.identifying and self._in_chunks)
@@ -129,22 +131,22 @@ class FakeCapture:
         self,
         tables: Sequence[Table],
         *,
-        chunked: bool = False,
+        incremental: bool = False,
         newly_published: bool = False,
-        left: str = "",
+        remainder: str = "",
         where: str | None = None,
     ) -> Snapshot:
         """Read at the current end of the log, or from there on."""
         base = self.database
-        if chunked:
+        if incremental:
             await self._wait_for_commits(tables, newly_published=newly_published)
         self._delivered = max(self._delivered, base.current)
         return self.make_snapshot(
             base,
             tables,
             self._reach,
-            is_chunked=chunked,
-            left=left_of(base, tables[0], left) if left else None,
+            is_incremental=incremental,
+            remainder=remainder_of(base, tables[0], remainder) if remainder else None,
             where=where,
         )
 

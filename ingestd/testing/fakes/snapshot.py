@@ -33,7 +33,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class FakeRemainder:
     """The rest of a table after a snapshot at `point`: blocks of one file, as splits."""
 
     point: Lsn
@@ -45,14 +45,14 @@ class Left:
         return json.dumps([int(self.point), self.file, self.splits])
 
     @classmethod
-    def parse(cls, text: str) -> Left:
+    def parse(cls, text: str) -> FakeRemainder:
         """Parse the text of `str`."""
         point, file, splits = json.loads(text)
         return cls(Lsn(point), file, tuple(splits))
 
 
 class FakeSnapshot:
-    """See `ingestd.ports.Snapshot`. `left`: of one table, the rest that must be read."""
+    """See `ingestd.ports.Snapshot`. `remainder`: of one table, what must still be read."""
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class FakeSnapshot:
         tables: Sequence[Table],
         reach: Reach,
         *,
-        is_chunked: bool,
-        left: Left | None = None,
+        is_incremental: bool,
+        remainder: FakeRemainder | None = None,
         where: str | None = None,
     ) -> None:
-        self.is_chunked = is_chunked
-        if is_chunked:
+        self.is_incremental = is_incremental
+        if is_incremental:
             database.write_elsewhere(RECORD_BYTES)
-        self.point = database.current if left is None else left.point
+        self.point = database.current if remainder is None else remainder.point
         self.at = datetime.now(UTC)
         self._database = database
         self._tables = {t.id: t for t in tables}
         self._reach = reach
-        self._left = left
+        self._remainder = remainder
         self._where = where
         self._files = {t.id: database.filenode(t.id) for t in tables}
         self._splits: dict[TableId, list[str]] = {}
@@ -114,7 +114,9 @@ class FakeSnapshot:
 
     def oldest(self) -> PgSnapshot | None:
         """Return the oldest visibility of pages read but not returned, or the newest."""
-        return min([*self._taken, self._newest], key=lambda s: s.age) if self.is_chunked else None
+        return (
+            min([*self._taken, self._newest], key=lambda s: s.age) if self.is_incremental else None
+        )
 
     def abandon(self, table: TableId) -> None:
         """Stop returning pages of a table."""
@@ -129,7 +131,7 @@ class FakeSnapshot:
         if self._where is not None or table not in self._splits:
             return ""
         splits = tuple(split for split in self._splits[table] if split not in done)
-        return str(Left(self.point, self._files[table], splits))
+        return str(FakeRemainder(self.point, self._files[table], splits))
 
     async def advance_source(self) -> None:
         """Write WAL."""
@@ -145,14 +147,14 @@ class FakeSnapshot:
         failed = self._database.unreadable.get(table.id)
         if failed is not None:
             raise failed
-        if self._left is None:
-            if self.is_chunked:
+        if self._remainder is None:
+            if self.is_incremental:
                 self._files[table.id] = self._database.filenode(table.id)
             firsts = range(0, max(1, self._database.blocks(table)), self._reach.blocks)
             ends = [*(str(first) for first in firsts[1:]), ""]
             splits = [f"{first}:{end}" for first, end in zip(firsts, ends, strict=True)]
         else:
-            splits = list(self._left.splits)
+            splits = list(self._remainder.splits)
         self._splits[table.id] = splits
         return splits
 
@@ -161,7 +163,7 @@ class FakeSnapshot:
         seen, rows = self._rows_at(table)
         inside = [v for v in rows if int(first) <= v.block and (not end or v.block < int(end))]
         position = self.point
-        if self.is_chunked:
+        if self.is_incremental:
             is_partial = self._where is not None
             position = self._own_position() if is_partial else self._database.current
         return self._page(table, inside, seen, position)
@@ -173,7 +175,7 @@ class FakeSnapshot:
 
     def _rows_at(self, table: Table) -> tuple[PgSnapshot | None, list[Version]]:
         """Return the rows at the point, or those that a new snapshot sees."""
-        if not self.is_chunked:
+        if not self.is_incremental:
             return None, self._database.versions(table, self.point)
         if self._files[table.id] != self._database.filenode(table.id):
             raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
@@ -193,9 +195,9 @@ class FakeSnapshot:
         return SnapshotPage(read_batch(table, rows, position, self.at), position, seen)
 
 
-def left_of(database: FakeDatabase, table: Table, text: str) -> Left:
+def remainder_of(database: FakeDatabase, table: Table, text: str) -> FakeRemainder:
     """Parse the rest of a snapshot. Raise TableReplacedError if it is no longer valid."""
-    left = Left.parse(text)
-    if left.file != database.filenode(table.id):
+    remainder = FakeRemainder.parse(text)
+    if remainder.file != database.filenode(table.id):
         raise TableReplacedError(table.id, "was rewritten or truncated since")
-    return left
+    return remainder

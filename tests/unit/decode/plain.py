@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 
-from ingestd.decode.pgoutput.relation import Relation, RelationColumn, Resolve
+from ingestd.decode.pgoutput.relation import Relation, RelationColumn, ResolveRelation
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Table, TableId
 
 EPOCH_US = 946_684_800_000_000
@@ -33,7 +33,7 @@ class Refused(Exception):  # noqa: N818
 
 @dataclass
 class Plain:
-    resolve: Resolve
+    resolve: ResolveRelation
     rows: dict[TableId, list[dict[str, Any]]] = field(default_factory=dict)
     commit_times: list[int] = field(default_factory=list)
     position: int = 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.pgoutput.backend_messages import Cutter, cut, error_fields
+from ingestd.decode.wire.backend_messages import Cutter, cut, error_fields
 from ingestd.model.errors import ProtocolError
 
 

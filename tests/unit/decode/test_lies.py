@@ -17,13 +17,13 @@ from ingestd.decode.copy.columnar import ColumnarDecoder
 from ingestd.decode.copy.message_rows import MessageRows
 from ingestd.decode.copy.packing import Packing, fields_of
 from ingestd.decode.copy.rows import CopyDecoder, CopyRows
-from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.decode.pgoutput.reordered_drain import ReorderedDrain
 from ingestd.decode.pgoutput.shortening import CopiedChange, StreamedChange
 from ingestd.decode.pgoutput.streamed_transactions import MOST_OPEN, StreamedTransactions
 from ingestd.decode.type_mapping import lake_type
+from ingestd.decode.wire.backend_messages import Cutter, error_fields
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Mask, Table, TableId, with_before
@@ -97,7 +97,7 @@ class Reading:
     def __init__(self, *, limit_bytes: int | None = None, most_open: int = MOST_OPEN) -> None:
         self.chunks: list[Chunk] = []
         self.decoder = PgoutputDecoder(
-            resolve, tell_message=lambda *_: True, row_limit_bytes=limit_bytes or 1 << 31
+            resolve, report_message=lambda *_: True, row_limit_bytes=limit_bytes or 1 << 31
         )
         self.order = StreamedTransactions(MemorySpool(), most_open=most_open)
         self.cutter = Cutter()

@@ -39,11 +39,11 @@ FOREIGN = [
 def test_own_messages_are_reported_and_others_counted(hold_bytes: int) -> None:
     told: list[tuple[bytes, Lsn, int]] = []
 
-    def tell(content: bytes, lsn: Lsn, xid: int) -> bool:
+    def report(content: bytes, lsn: Lsn, xid: int) -> bool:
         told.append((content, lsn, xid))
         return content != b"refused"
 
-    decoder = PgoutputDecoder(lambda _: None, tell_message=tell, hold_bytes=hold_bytes)
+    decoder = PgoutputDecoder(lambda _: None, report_message=report, hold_bytes=hold_bytes)
     ours, own = message(DDL, b'{"v": 1}'), message(b"ingestd", b"")
     stream = [
         message(b"other", b"", flags=0),

@@ -48,7 +48,7 @@ def test_partitions_are_reported(
     found: list[tuple[int, ...]] = []
     decoder = PgoutputDecoder(
         lambda r: with_before(table_of(r), full=False) if r.oid in {ROOT, OTHER} else None,
-        tell_partition=partial(take, found),
+        report_partition=partial(take, found),
         hold_bytes=0,
     )
     end = NEXT_COMMIT if NEXT_BEGIN in messages else COMMIT
@@ -69,7 +69,7 @@ def test_every_cut_tells_the_same() -> None:
         found: list[tuple[int, ...]] = []
         decoder = PgoutputDecoder(
             lambda r: with_before(table_of(r), full=False) if r.oid in {ROOT, OTHER} else None,
-            tell_partition=partial(take, found),
+            report_partition=partial(take, found),
             hold_bytes=0,
         )
         for first, last in itertools.pairwise((0, *cuts, len(messages))):

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.pgoutput.backend_messages import MOST_ASIDE_BYTES, MOST_BYTES, Cutter
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.decode.pgoutput.shortening import (
     CopiedChange,
-    Shortener,
     StreamedChange,
     columns_left_out,
 )
+from ingestd.decode.wire.backend_messages import MOST_ASIDE_BYTES, MOST_BYTES, Cutter
+from ingestd.decode.wire.shortener import Shortener
 from ingestd.model.errors import ProtocolError
 from ingestd.model.schema import Table, with_before
 from tests.unit.decode import pgoutput

@@ -57,7 +57,7 @@ FINGERPRINT = TableFingerprint(
     {7: 70},
     types=(TypeParts(9, 4, "d"),),
     ended=900,
-    places={8: "5"},
+    attach_xids={8: "5"},
     key=KeyMark("d", (1,), 9, (1,), 9),
     toast={7: 71},
 )

@@ -16,7 +16,7 @@ from ingestd.observe.systemd import (
     READY_WITHIN_S,
     ServiceManager,
     SystemdNotifier,
-    telling_service_manager,
+    notifying_service_manager,
 )
 
 LIMIT_S = 20.0
@@ -102,28 +102,28 @@ async def test_ready_when_all_sources_deliver_and_status_follows(
     readiness, stop = Readiness("source shop is starting"), asyncio.Event()
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "300000"}
     with closing(listening(address)) as manager:
-        async with telling_service_manager(readiness, Redactor(), stop, environment=environment):
+        async with notifying_service_manager(readiness, Redactor(), stop, environment=environment):
             first = await heard(manager)
             assert first == ["STATUS=not delivering: source shop is starting", "WATCHDOG=1"]
             readiness.reasons.clear()
-            told = await heard_until(manager, "STATUS=delivering")
-            assert "READY=1" in told
+            messages = await heard_until(manager, "STATUS=delivering")
+            assert "READY=1" in messages
             readiness.reasons.append("source shop is backing_off:\n  connection refused")
-            told = await heard_until(
+            messages = await heard_until(
                 manager, "STATUS=not delivering: source shop is backing_off: connection refused"
             )
-            assert "READY=1" not in told  # once
+            assert "READY=1" not in messages  # once
             stop.set()
-            told = await heard_until(manager, "STOPPING=1")
-            told += await heard_until(manager, "WATCHDOG=1")  # it lives while it stops
-            assert told.count("STOPPING=1") == 1
+            messages = await heard_until(manager, "STOPPING=1")
+            messages += await heard_until(manager, "WATCHDOG=1")  # it lives while it stops
+            assert messages.count("STOPPING=1") == 1
 
 
 async def test_a_loop_that_hangs_gives_no_sign_of_life(address: str) -> None:
     period_s = 0.3
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(period_s * 1e6))}
     with closing(listening(address)) as manager:
-        async with telling_service_manager(
+        async with notifying_service_manager(
             Readiness(), Redactor(), asyncio.Event(), environment=environment
         ):
             for _ in range(5):
@@ -135,21 +135,21 @@ async def test_a_loop_that_hangs_gives_no_sign_of_life(address: str) -> None:
 
 
 def test_an_unreachable_source_does_not_block_readiness_forever() -> None:
-    telling = SystemdNotifier(
+    notifier = SystemdNotifier(
         Readiness("source shop is backing_off: no route"), Redactor(), began=100.0
     )
     status = "STATUS=not delivering: source shop is backing_off: no route"
-    assert telling.due(100.0, stopping=False) == [status]
-    assert telling.due(99.9 + READY_WITHIN_S, stopping=False) == []
-    assert not telling.is_ready_told
-    assert telling.due(100.0 + READY_WITHIN_S, stopping=False) == ["READY=1"]
-    assert telling.is_ready_told
+    assert notifier.due(100.0, stopping=False) == [status]
+    assert notifier.due(99.9 + READY_WITHIN_S, stopping=False) == []
+    assert not notifier.is_ready_sent
+    assert notifier.due(100.0 + READY_WITHIN_S, stopping=False) == ["READY=1"]
+    assert notifier.is_ready_sent
 
 
 def test_a_status_is_one_short_line_without_secrets() -> None:
     readiness = Readiness("cannot reach\nREADY=1 sesame-4711", "x" * 1000)
-    telling = SystemdNotifier(readiness, Redactor(["sesame-4711"]), began=0.0)
-    [status] = telling.due(0.0, stopping=False)
+    notifier = SystemdNotifier(readiness, Redactor(["sesame-4711"]), began=0.0)
+    [status] = notifier.due(0.0, stopping=False)
     assert "\n" not in status
     assert "sesame" not in status
     assert len(status) < 420
@@ -161,7 +161,7 @@ async def test_a_manager_that_does_not_listen_is_reported_once(
     address = str(tmp_path / "nobody")
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000"}
     with capture_logs() as logs:
-        async with telling_service_manager(
+        async with notifying_service_manager(
             Readiness(), Redactor(), asyncio.Event(), environment=environment
         ):
             async with asyncio.timeout(LIMIT_S):
@@ -174,13 +174,13 @@ async def test_a_manager_that_does_not_listen_is_reported_once(
 
 async def test_a_reload_is_reported_at_its_beginning_and_end(address: str) -> None:
     with closing(listening(address)) as manager:
-        async with telling_service_manager(
+        async with notifying_service_manager(
             Readiness(), Redactor(), asyncio.Event(), environment={"NOTIFY_SOCKET": address}
         ) as reloads:
             await heard_until(manager, "READY=1")
             reloads.reload_began()
-            told = await heard_until(manager, "RELOADING=1")
-            [time] = [word for word in told if word.startswith("MONOTONIC_USEC=")]
+            messages = await heard_until(manager, "RELOADING=1")
+            [time] = [word for word in messages if word.startswith("MONOTONIC_USEC=")]
             assert int(time.partition("=")[2]) > 0
             reloads.reload_ended()
             await heard_until(manager, "READY=1")
@@ -201,7 +201,7 @@ async def test_a_reload_does_not_report_an_unstarted_service_as_ready(
 ) -> None:
     readiness = Readiness("source shop is starting")
     with closing(listening(address)) as manager:
-        async with telling_service_manager(
+        async with notifying_service_manager(
             readiness, Redactor(), asyncio.Event(), environment={"NOTIFY_SOCKET": address}
         ) as reloads:
             await heard(manager)
@@ -212,13 +212,13 @@ async def test_a_reload_does_not_report_an_unstarted_service_as_ready(
 
 def test_a_paused_source_is_named_and_is_no_fault() -> None:
     paused = ["source shop is paused since 2026-01-02 03:04:05 UTC"]
-    telling = SystemdNotifier(Readiness(), Redactor(), began=0.0, paused=lambda: paused)
-    assert telling.due(0.0, stopping=False) == ["READY=1", f"STATUS=ready; {paused[0]}"]
+    notifier = SystemdNotifier(Readiness(), Redactor(), began=0.0, paused=lambda: paused)
+    assert notifier.due(0.0, stopping=False) == ["READY=1", f"STATUS=ready; {paused[0]}"]
 
 
 async def test_without_a_manager_nothing_is_done() -> None:
     before = asyncio.all_tasks()
-    async with telling_service_manager(
+    async with notifying_service_manager(
         Readiness(), Redactor(), asyncio.Event(), environment={}
     ) as reloads:
         assert asyncio.all_tasks() == before

@@ -45,18 +45,20 @@ class HeldCapture(FakeCapture):
         self.choosing = self.reading = 0
         self.error: OperatorError | TransientError | None = None
 
-    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+    async def choose_incremental(
+        self, tables: Sequence[Table], *, initial: bool
+    ) -> frozenset[TableId]:
         self.choosing += 1
         await self.may_choose.wait()
-        return await super().chunked(tables, initial=initial)
+        return await super().choose_incremental(tables, initial=initial)
 
     async def snapshot(
         self,
         tables: Sequence[Table],
         *,
-        chunked: bool = False,
+        incremental: bool = False,
         newly_published: bool = False,
-        left: str = "",
+        remainder: str = "",
         where: str | None = None,
     ) -> Snapshot:
         self.reading += 1
@@ -64,7 +66,11 @@ class HeldCapture(FakeCapture):
         if self.error is not None:
             raise self.error
         return await super().snapshot(
-            tables, chunked=chunked, newly_published=newly_published, left=left, where=where
+            tables,
+            incremental=incremental,
+            newly_published=newly_published,
+            remainder=remainder,
+            where=where,
         )
 
 

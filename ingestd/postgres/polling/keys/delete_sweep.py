@@ -39,7 +39,7 @@ from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import LEAST_BYTES, WHOLE, KeyPartition, parts_held
 from ingestd.postgres.polling.keys.sorted_hashes import find
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.read_view import ensure_described
 
 BATCH_ROWS = 10_000

@@ -138,7 +138,7 @@ class KeyPages:
         rows = len(among) + 1
         relation = self._relation(await self._found(connection), among)
         keys = self._keys(relation, [sql.SQL("")], rows)
-        page = await self._read_page(connection, self._short(keys, rows), tells_long=True)
+        page = await self._read_page(connection, self._short(keys, rows), marks_long=True)
         if page is not None and page.rows == rows:  # there may be more of them
             raise _LongKeysError
         return page
@@ -172,7 +172,7 @@ class KeyPages:
         keys = self._keys(self._relation(keyed, among), tails, rows)
         if not self._has_long:
             try:
-                return await self._read_page(connection, self._short(keys, rows), tells_long=True)
+                return await self._read_page(connection, self._short(keys, rows), marks_long=True)
             except _LongKeysError:
                 self._has_long = True
         sized = self._sized(keys)
@@ -261,11 +261,11 @@ class KeyPages:
         ).format(sized, self.page_bytes, self._key_limit_bytes)
 
     async def _read_page(
-        self, connection: AsyncConnection[Any], keys: sql.Composed, *, tells_long: bool = False
+        self, connection: AsyncConnection[Any], keys: sql.Composed, *, marks_long: bool = False
     ) -> PackedKeys | None:
         """Return these keys as a page; None if there are none.
 
-        `tells_long`: a null marks a value that is too long, and raises _LongKeysError.
+        `marks_long`: a null marks a value that is too long, and raises _LongKeysError.
         """
         server = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
         encoding = sent_encoding(connection)
@@ -295,7 +295,7 @@ class KeyPages:
             assert result is not None
             *fields, has_null = [result.get_value(0, i) for i in range(result.nfields)]
         await read_bytes_as_they_are(connection, yes=False)
-        if has_null == b"\1" and tells_long:
+        if has_null == b"\1" and marks_long:
             raise _LongKeysError
         return self._page(fields, encoding)
 

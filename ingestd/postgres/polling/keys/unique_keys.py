@@ -34,7 +34,7 @@ def key_of(
             raise _no_key(row.id, columns, indexes)
     else:
         key = _of_config(row.id, settings.key, columns)
-        if not any(_tells_apart(index, key) for index in indexes):
+        if not any(_identifies_rows(index, key) for index in indexes):
             raise _not_unique(row.id, settings.key, "" if is_partitioned else " CONCURRENTLY")
     names = {c.number: c.name for c in columns}
     for name in (names[number] for number in key):
@@ -68,7 +68,7 @@ def _not_unique(table: TableId, wanted: Sequence[str], how: str) -> TableError:
     )
 
 
-def _tells_apart(index: IndexRow, key: Sequence[int]) -> bool:
+def _identifies_rows(index: IndexRow, key: Sequence[int]) -> bool:
     return index.is_unique and index.is_whole and set(index.columns) == set(key)
 
 

@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from ingestd.decode.pgoutput.backend_messages import HEADER_BYTES
+from ingestd.decode.wire.backend_messages import HEADER_BYTES
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import PIECE_BYTES, read_turn
 

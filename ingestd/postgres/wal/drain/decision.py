@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 
 LATE_CHECKS = 2
 """A stream that is found far behind so many times in a row ends: the backlog is drained."""
@@ -19,7 +19,7 @@ class DrainDecision:
     reads again for each part of a drain (`Slot.reread_bytes`).
     """
 
-    policy: CatchUpPolicy
+    policy: DrainPolicy
     flushed: Lsn = ZERO
     reread_bytes: int = 0
     _late_checks: int = 0

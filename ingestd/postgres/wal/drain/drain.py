@@ -34,10 +34,10 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.connection.errors import is_of_a_row
 from ingestd.postgres.connection.server_messages import loggable_message
-from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block
+from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, CopyBlock
 from ingestd.postgres.wal.block_decoder import timed_feed
 from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY
-from ingestd.postgres.wal.drain.parts import MOST_JOINED, SPARSE_RATIO, PartQueue, WalSegment, cut
+from ingestd.postgres.wal.drain.parts import MOST_JOINED, SPARSE_RATIO, BacklogPart, PartQueue, cut
 from ingestd.postgres.wal.drain.slot_copy import RESULT_MEMORY, DrainSlot, Result
 from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
 
@@ -51,7 +51,7 @@ _WITHOUT_OPEN = "nothing to do: this backlog is drained without segments of open
 
 
 @dataclass(slots=True)
-class CatchUpPolicy:
+class DrainPolicy:
     """When to drain, and how; a source has one policy for as long as the process runs.
 
     Draining pays with more than `above_bytes` of WAL to read. `slots`: the most that decode at a
@@ -120,7 +120,7 @@ class CatchUpPolicy:
         """Stream for a time: the obstacle may disappear."""
         self.paused_until_s = self.monotonic() + seconds
 
-    def take_smaller_parts(self, failed: WalSegment) -> bool:
+    def use_smaller_parts(self, failed: BacklogPart) -> bool:
         """Stop joining parts, or shrink them; return False if they are at their least size."""
         if failed.is_joined:
             self.most_joined = 1
@@ -135,7 +135,7 @@ class CatchUpPolicy:
         self.drained += 1
         self.streams_in_progress = True
 
-    def gives_open(self, part: WalSegment) -> bool:
+    def may_stream_in_progress(self, part: BacklogPart) -> bool:
         """Return whether the server may send segments of transactions before their commit.
 
         Not in joined parts: their number of messages could be reached before any commit.
@@ -166,7 +166,7 @@ class Drain:
     `reread_bytes`: nonzero if it was given up because each part would re-read so much.
     """
 
-    def __init__(self, slot: str, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
+    def __init__(self, slot: str, slots: Sequence[DrainSlot], policy: DrainPolicy) -> None:
         self._slot = slot
         self._slots = slots
         self._policy = policy
@@ -179,7 +179,7 @@ class Drain:
         dsn: str,
         slot: str,
         publication: str,
-        policy: CatchUpPolicy,
+        policy: DrainPolicy,
         behind_bytes: int,
         *,
         lineage: str,
@@ -265,15 +265,15 @@ class Drain:
 
     async def _blocks(
         self, waiting: PartQueue, behind_bytes: int
-    ) -> AsyncGenerator[tuple[Block, Result, Lsn | None], None]:
+    ) -> AsyncGenerator[tuple[CopyBlock, Result, Lsn | None], None]:
         """Yield the blocks of all parts in order; with the last block of each part its end."""
-        making: deque[tuple[DrainSlot, WalSegment, asyncio.Task[None]]] = deque()
+        making: deque[tuple[DrainSlot, BacklogPart, asyncio.Task[None]]] = deque()
 
         def make_next(slot: DrainSlot) -> None:
             if waiting and self._policy.is_too_much(slot.reread_bytes, behind_bytes):
                 self.reread_bytes = slot.reread_bytes
                 waiting.clear()
-            if (part := waiting.next_segment()) is not None:
+            if (part := waiting.next_part()) is not None:
                 making.append((slot, part, self._make(slot, part)))
 
         for slot in self._slots:
@@ -289,7 +289,7 @@ class Drain:
                 yield given.pop(), result, None
                 block = await slot.read_block()
                 nbytes += len(block.buffer)
-            end = await slot.complete_segment(part)
+            end = await slot.complete_part(part)
             waiting.note_size(part.up_to(end), nbytes)
             if end < part.end:
                 rest = part.after(end)
@@ -301,8 +301,8 @@ class Drain:
             yield given.pop(), result, end
 
     async def _first_block(
-        self, slot: DrainSlot, part: WalSegment, made: asyncio.Task[None]
-    ) -> Block:
+        self, slot: DrainSlot, part: BacklogPart, made: asyncio.Task[None]
+    ) -> CopyBlock:
         """Return the first block of a part's result, which the server then has completely."""
         try:
             await made
@@ -315,12 +315,12 @@ class Drain:
             if slot.has_open and (is_too_large or not isinstance(error, psycopg.OperationalError)):
                 self._policy.streams_in_progress = False
                 remedy = _WITHOUT_OPEN
-            elif not is_too_large or not self._policy.take_smaller_parts(part):
+            elif not is_too_large or not self._policy.use_smaller_parts(part):
                 raise
             raise PartFailedError(loggable_message(error), remedy=remedy) from error
 
     async def _decoded(
-        self, decoder: PgoutputDecoder, result: Result, block: Block, waiting: PartQueue
+        self, decoder: PgoutputDecoder, result: Result, block: CopyBlock, waiting: PartQueue
     ) -> list[Chunk]:
         try:
             return await asyncio.to_thread(_decode, decoder, result, block, waiting)
@@ -330,8 +330,9 @@ class Drain:
             self._policy.streams_in_progress = False
             raise PartFailedError(error.what, remedy=_WITHOUT_OPEN) from error
 
-    def _make(self, slot: DrainSlot, part: WalSegment) -> asyncio.Task[None]:
-        return self._start(slot.make(part, gives_open=self._policy.gives_open(part)))
+    def _make(self, slot: DrainSlot, part: BacklogPart) -> asyncio.Task[None]:
+        in_progress = self._policy.may_stream_in_progress(part)
+        return self._start(slot.make(part, streams_in_progress=in_progress))
 
     async def close(self) -> None:
         """Stop all tasks, drop the temporary slots. May be called while `chunks` waits."""
@@ -361,7 +362,7 @@ class Drain:
 
 
 def _decode(
-    decoder: PgoutputDecoder, result: Result, block: Block, waiting: PartQueue
+    decoder: PgoutputDecoder, result: Result, block: CopyBlock, waiting: PartQueue
 ) -> list[Chunk]:
     chunks: list[Chunk] = []
     for buffer, starts, ends in result.read(block):

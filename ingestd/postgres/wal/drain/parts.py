@@ -33,7 +33,7 @@ _PAGE_BYTES, _INSIDE_BYTES = 8192, 512
 
 
 @dataclass(frozen=True, slots=True)
-class WalSegment:
+class BacklogPart:
     """The transactions with `begin` <= commit_lsn < `end`.
 
     `most_messages`: for joined parts, the number of messages after which the result ends early, at
@@ -49,16 +49,16 @@ class WalSegment:
         """True if it was joined from several parts."""
         return self.most_messages > 0
 
-    def up_to(self, position: Lsn) -> WalSegment:
+    def up_to(self, position: Lsn) -> BacklogPart:
         """Return the transactions of this segment below `position`."""
         return replace(self, end=position)
 
-    def after(self, position: Lsn) -> WalSegment:
+    def after(self, position: Lsn) -> BacklogPart:
         """Return the transactions of this segment at `position` or above."""
         return replace(self, begin=position)
 
 
-def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[WalSegment]:
+def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[BacklogPart]:
     """Return the parts of `start` to `target` in order, of at most about `part_bytes`.
 
     There are at least `slots`, if that leaves enough for each. With several slots the first part is
@@ -74,7 +74,7 @@ def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[WalSegm
     total = first + 100 * (count - 1)
     inside = {_inside_page(start + nbytes * (total - 100 * n) // total) for n in range(1, count)}
     bounds = [start, *sorted(bound for bound in inside if start < bound < target), target]
-    return [WalSegment(begin, end) for begin, end in pairwise(bounds)]
+    return [BacklogPart(begin, end) for begin, end in pairwise(bounds)]
 
 
 def _inside_page(position: int) -> Lsn:
@@ -95,7 +95,7 @@ class PartQueue:
 
     def __init__(
         self,
-        parts: Iterable[WalSegment],
+        parts: Iterable[BacklogPart],
         *,
         part_bytes: int,
         most_joined: int = MOST_JOINED,
@@ -111,7 +111,7 @@ class PartQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def next_segment(self) -> WalSegment | None:
+    def next_part(self) -> BacklogPart | None:
         """Return the next part, joined or single; None if none is left."""
         if not self._waiting:
             return None
@@ -120,14 +120,14 @@ class PartQueue:
             return joined[0]
         message_bytes = self._nbytes / self._messages if self._messages else MESSAGE_BYTES
         most_messages = max(1, min(round(self._part_bytes / message_bytes), _MOST_MESSAGES))
-        return WalSegment(joined[0].begin, joined[-1].end, most_messages)
+        return BacklogPart(joined[0].begin, joined[-1].end, most_messages)
 
     def note_messages(self, count: int, nbytes: int) -> None:
         """Record the number and the size of some messages."""
         self._messages += count
         self._nbytes += nbytes
 
-    def note_size(self, part: WalSegment, nbytes: int) -> None:
+    def note_size(self, part: BacklogPart, nbytes: int) -> None:
         """Record how many bytes of messages a part held."""
         is_sparse = nbytes * self._sparse_ratio < part.end - part.begin
         self._at_a_time = min(2 * self._at_a_time, self._most_joined) if is_sparse else 1

@@ -22,7 +22,7 @@ from psycopg import sql
 from ingestd.decode.copy.message_rows import MessageRows
 from ingestd.decode.pgoutput.reordered_drain import MOST_SEGMENTED, ReorderedDrain
 from ingestd.decode.pgoutput.shortening import CopiedChange
-from ingestd.decode.pgoutput.streamed_transactions import Stretch
+from ingestd.decode.pgoutput.streamed_transactions import MessageRun
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
@@ -30,9 +30,9 @@ from ingestd.model.row_checks import UNLIMITED_BYTES, change_limit_bytes, kept_b
 from ingestd.postgres.connection.errors import cut_off
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect, end_without_client
-from ingestd.postgres.transport.copy_out import Block, CopyOut
+from ingestd.postgres.transport.copy_out import CopyBlock, CopyOut
 from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY, raise_decoding_memory
-from ingestd.postgres.wal.drain.parts import WalSegment
+from ingestd.postgres.wal.drain.parts import BacklogPart
 from ingestd.postgres.wal.drain.queries import (
     CHANGES,
     CLEAR_SETTINGS,
@@ -69,7 +69,7 @@ class Result:
         """The number of transactions read so far that came in segments."""
         return 0 if self._order is None else self._order.count
 
-    def read(self, block: Block) -> Iterator[Stretch]:
+    def read(self, block: CopyBlock) -> Iterator[MessageRun]:
         """Yield the block's messages, in commit order. Raises ProtocolError."""
         starts, ends = self._messages.unpack(block.buffer, block.starts, block.ends)
         if block.is_last:
@@ -172,13 +172,13 @@ class DrainSlot:
         """WAL that this or an earlier call has read and the next re-reads, in bytes."""
         return max(0, self._position - self._restart)
 
-    async def make(self, part: WalSegment, *, gives_open: bool = False) -> None:
+    async def make(self, part: BacklogPart, *, streams_in_progress: bool = False) -> None:
         """Start a part's result on the server; return when it is complete.
 
-        `gives_open`: the server may return segments of transactions that exceed its memory, before
-        their commit, so that they need not be spilled to its disk.
+        `streams_in_progress`: the server may return segments of transactions that exceed its memory
+        before their commit, so that they need not be spilled to its disk.
         """
-        self._has_open = gives_open
+        self._has_open = streams_in_progress
         if self._position < part.begin:
             await self._connection.execute(
                 "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
@@ -196,11 +196,11 @@ class DrainSlot:
         """Return a reader of the result that was made."""
         return Result(has_open=self._has_open, most_segmented=self._most_segmented)
 
-    async def read_block(self) -> Block:
+    async def read_block(self) -> CopyBlock:
         """Return the next block of the result; `is_last` marks the last one."""
         return await self._copy.read_block()
 
-    async def complete_segment(self, part: WalSegment) -> Lsn:
+    async def complete_part(self, part: BacklogPart) -> Lsn:
         """Record that a part's result is read; return its end, which may precede `part.end`.
 
         Raises ProtocolError if the result ends before it should.
@@ -218,7 +218,7 @@ class DrainSlot:
         """Stop the running call and drop the slot. May be called twice, but not during a call."""
         await self._copy.close()
 
-    def _query(self, part: WalSegment) -> sql.Composed:
+    def _query(self, part: BacklogPart) -> sql.Composed:
         options = OPEN_OPTIONS if self._has_open else OPTIONS
         changes = CHANGES.format(
             slot=sql.Literal(self._name),

@@ -1,7 +1,7 @@
 """Creating the slot to stream from, and points at which tables are read (design section 8.9, a).
 
-A slot is moved or dropped here only if nothing was read from it that the lake has, or if it is
-lost. It is moved to the point at which all tables are read, so that snapshot has all it skips (I1).
+A slot is moved or dropped here only if the lake contains no change read from it, or if it is lost.
+It is moved to the point at which all tables are read, so that snapshot has all it skips (I1).
 Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT).
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -21,19 +20,14 @@ from psycopg import AsyncConnection, sql
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS
 from ingestd.postgres.connection.claim_session import take_claim
-from ingestd.postgres.connection.errors import FREE_A_SLOT, classify, cut_off
+from ingestd.postgres.connection.errors import FREE_A_SLOT, cut_off
 from ingestd.postgres.connection.liveness import LivenessPolicy
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.chunked import advance_wal, can_be_chunked
-from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
-from ingestd.postgres.snapshot.point import PointSnapshot
-from ingestd.postgres.snapshot.read_view import RowOrigin
-from ingestd.postgres.snapshot.resume import unread
+from ingestd.postgres.snapshot.read_view import enter_snapshot
 from ingestd.postgres.wal.server import lineage_of, refuse_other
 from ingestd.postgres.wal.slots.slot import (
     FIRST_WITH_FAILOVER,
@@ -50,8 +44,8 @@ from ingestd.postgres.wal.slots.slot import (
 )
 
 _DROP_WITHIN_S = 5.0
-_LOOK_S = 0.5
-_MOVES = 3
+_POLL_S = 0.5
+_MOST_ADVANCES = 3
 _ENDS_WITHIN_S = 2.0
 _ENDING_S = 0.005
 _SENDS = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_get_wal_senders() WHERE pid = %s)"
@@ -72,7 +66,7 @@ _DECODED_BY = (
 )
 """The catalogs that decide what pgoutput sends, and how it is written as text."""
 _DECODED_BY_FROM_15 = (*_DECODED_BY, "pg_publication_namespace")
-UNWAITED_BYTES = 128
+CREATED_WITHOUT_WAIT_BYTES = 128
 """A slot created without waiting is this close to its restart_lsn: one record of running
 transactions that lists none, 56 bytes, perhaps with a page header. After a wait, at least 150."""
 
@@ -83,7 +77,7 @@ class ExportedPoint:
 
     Other sessions can import `snapshot` while `connection` stays open, which must run nothing
     else. It is the replication connection that created the slot, or an ordinary one in its place
-    (`without_walsender`). Closing the former also drops a temporary slot.
+    (`free_walsender`). Closing the former also drops a temporary slot.
     """
 
     connection: AsyncConnection[Any]
@@ -123,9 +117,9 @@ async def prepare_slot(
 ) -> ExportedPoint | None:
     """Use the existing slot, or create one: then return its point, with the snapshot.
 
-    `renew`: the changes that the slot has are of no use. `unread_above`: from a slot beyond it
-    nothing was read, so the slot is moved if an earlier start may have created it and not moved it;
-    None if that is not known. `where` begins an error's text.
+    `renew`: discard the slot's retained changes. `unread_above`: from a slot beyond it nothing was
+    read, so the slot is moved if an earlier start may have created it and not moved it; None if
+    that is not known. `where` begins an error's text.
     Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``,
     ``slot_waits``, ``no_free_slot``; ``slot_missing``, ``slot_moved``, ``other_server`` if another
     client interferes).
@@ -140,10 +134,10 @@ async def prepare_slot(
     # A slot that ingestd does not manage will do at any position: all tables are re-read.
     if slot is not None and not slot.is_lost and not (settings.manage and renew):
         is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
-        if not (settings.manage and is_unread and slot.reread_bytes > UNWAITED_BYTES):
+        if not (settings.manage and is_unread and slot.reread_bytes > CREATED_WITHOUT_WAIT_BYTES):
             return None
         if (
-            later := await _move_past_those_waited_for(control, settings, slot, policy)
+            later := await _advance_past_concurrent_transactions(control, settings, slot, policy)
         ) is not None:
             return later
     await drop_slot(control, name)
@@ -158,9 +152,9 @@ async def _make_slot(
     made = await _export(settings, settings.slot, policy, temporary=False)
     try:
         slot = await find_slot(control, settings.slot)
-        if slot is None or slot.reread_bytes <= UNWAITED_BYTES:
+        if slot is None or slot.reread_bytes <= CREATED_WITHOUT_WAIT_BYTES:
             return made
-        later = await _move_past_those_waited_for(control, settings, slot, policy)
+        later = await _advance_past_concurrent_transactions(control, settings, slot, policy)
         if later is None:
             await _refuse_altered(control, settings.slot, before)
     except BaseException:
@@ -187,7 +181,7 @@ async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lin
                 try:
                     await drop_slot(control, name)
                 except psycopg.OperationalError:
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_POLL_S)
                 else:
                     return
             async with await connect(settings.dsn.get_secret_value()) as connection:
@@ -227,7 +221,7 @@ def _no_free_slot(why: str, remedy: str) -> TransientError:
     return TransientError(what, reason="no_free_slot", remedy=remedy)
 
 
-async def _move_past_those_waited_for(
+async def _advance_past_concurrent_transactions(
     control: AsyncConnection[Any], settings: WalSettings, slot: Slot, policy: SlotCreationPolicy
 ) -> ExportedPoint | None:
     """Move a slot past all that ran while the server waited to create it; return its new point.
@@ -242,7 +236,7 @@ async def _move_past_those_waited_for(
     Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
     """
     name, moved = settings.slot, slot
-    for attempt in range(_MOVES):
+    for attempt in range(_MOST_ADVANCES):
         try:
             later = await temporary_point(settings, policy, is_claimed=True)
         except psycopg.errors.ConfigurationLimitExceeded:
@@ -251,7 +245,7 @@ async def _move_past_those_waited_for(
                 raise _no_free_slot(why, FREE_A_SLOT) from None
             return None
         try:
-            moved = await _move(control, settings, moved, later.point)
+            moved = await _advance(control, settings, moved, later.point)
         except BaseException:
             await later.close()
             raise
@@ -266,7 +260,7 @@ async def _move_past_those_waited_for(
     )
 
 
-async def _move(
+async def _advance(
     control: AsyncConnection[Any], settings: WalSettings, slot: Slot, point: Lsn
 ) -> Slot:
     """Move the slot, if it is unchanged and the claim still holds; return it afterwards.
@@ -292,7 +286,7 @@ async def _move(
     return moved
 
 
-async def without_walsender(settings: WalSettings, exported: ExportedPoint) -> ExportedPoint:
+async def free_walsender(settings: WalSettings, exported: ExportedPoint) -> ExportedPoint:
     """Return the same point with its snapshot kept by an ordinary session, to free the walsender.
 
     Otherwise a server with one walsender left could not stream while tables are read. A temporary
@@ -357,7 +351,7 @@ async def _export(
         making = asyncio.create_task(_export_point(connection, slot, temporary=temporary))
         try:
             if follows:
-                await _while_it_replays(dsn, making, slot, policy)
+                await _await_slot_on_standby(dsn, making, slot, policy)
             exported = await making
         finally:
             making.cancel()
@@ -400,7 +394,7 @@ async def _export_point(
     return ExportedPoint(connection, Lsn.parse(point), snapshot, at)
 
 
-async def _while_it_replays(
+async def _await_slot_on_standby(
     dsn: str, making: asyncio.Task[ExportedPoint], slot: str, policy: SlotCreationPolicy
 ) -> None:
     """Wait for a slot that is being created on a standby.
@@ -422,52 +416,4 @@ async def _while_it_replays(
                     remedy="SELECT pg_log_standby_snapshot();  -- on the primary, while the next "
                     "attempt waits",
                 )
-            await asyncio.wait([making], timeout=_LOOK_S)
-
-
-class TableSnapshot(PointSnapshot):
-    """A snapshot at the consistent point of a slot."""
-
-    def __init__(
-        self,
-        settings: WalSettings,
-        exported: ExportedPoint,
-        tables: Sequence[Table],
-        *,
-        row_limit_bytes: int,
-    ) -> None:
-        super().__init__(
-            settings,
-            exported.snapshot,
-            RowOrigin(exported.point, exported.at),
-            tables,
-            row_limit_bytes=row_limit_bytes,
-        )
-        self._held = exported
-        self._tables = {t.id: t for t in tables}
-
-    def remainder(self, table: TableId, done: Collection[str]) -> str:
-        """See the port: the remainder is read in chunks, or the table is read again."""
-        described = self._tables[table]
-        if not can_be_chunked(described):
-            return ""
-        nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
-        return unread(described, self.point, nbytes, splits, done)
-
-    async def advance_source(self) -> None:
-        """Write a message to the WAL; pgoutput skips it, but the position passes it."""
-        try:
-            async with await connect(self._dsn) as connection:
-                await advance_wal(connection)
-        except psycopg.Error as error:
-            raise classify(error, "snapshot", self._dsn) from error
-
-    @property
-    def is_closed(self) -> bool:
-        """True if it can no longer be read."""
-        return self._held.connection.closed
-
-    async def close(self) -> None:
-        """Release the snapshot, and drop a temporary slot."""
-        await self._close_cutter()
-        await self._held.close()
+            await asyncio.wait([making], timeout=_POLL_S)

@@ -105,7 +105,9 @@ def test_a_remedy_is_one_that_the_server_takes(
 ) -> None:
     """18 accepts no full identity without a generated column."""
     for minds, words in ((False, remedy), (True, remedy_18)):
-        sending = PublishedIdentity(frozenset("g"), partitions=(leaf,), minds_unsent=minds)
+        sending = PublishedIdentity(
+            frozenset("g"), partitions=(leaf,), refuses_unsent_identity=minds
+        )
         if minds and leaf.whole:
             continue  # refused for that
         told, helps = said(table, sending)
@@ -119,7 +121,7 @@ def test_a_remedy_is_one_that_the_server_takes(
     ("minds", "helps"), [(False, "IDENTITY FULL"), (True, "add a primary key")]
 )
 def test_a_key_with_a_column_that_is_not_sent(*, minds: bool, helps: str) -> None:
-    sending = PublishedIdentity(frozenset("g"), frozenset("g"), minds_unsent=minds)
+    sending = PublishedIdentity(frozenset("g"), frozenset("g"), refuses_unsent_identity=minds)
     reason, remedy = said(replace(KEYED, key=()), sending)
     assert "generated column 'g', which is not published" in reason
     assert helps in remedy

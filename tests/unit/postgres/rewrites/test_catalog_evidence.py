@@ -22,9 +22,9 @@ NOTE = StoredColumn(2, 25, -1, 700, has_missing=False, name=digest("note"))
 TABLE, LEAF = 16400, 16410
 KEY = KeyMark("d", (1,), 16405, (1,), 16405)
 PLAIN = TableFingerprint(
-    (ID, NOTE), {TABLE: TABLE}, key=KEY, home="701", toast={TABLE: 16403}, ended=1000
+    (ID, NOTE), {TABLE: TABLE}, key=KEY, schema_xid="701", toast={TABLE: 16403}, ended=1000
 )
-PARTED = replace(PLAIN, files={LEAF: LEAF}, toast={LEAF: 16413}, places={LEAF: ".702"})
+PARTED = replace(PLAIN, files={LEAF: LEAF}, toast={LEAF: 16413}, attach_xids={LEAF: ".702"})
 LATER = 5000
 
 
@@ -96,7 +96,7 @@ def test_another_typmod_counts_for_a_key(column: StoredColumn, is_news: bool) ->
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_a_table_that_was_in_another_schema(is_listed: bool) -> None:  # noqa: FBT001
     """With an entry in the publication it was published all the time."""
-    found = judged(PLAIN, replace(PLAIN, home="900", is_listed=is_listed))
+    found = judged(PLAIN, replace(PLAIN, schema_xid="900", is_listed=is_listed))
     assert bool(found) is not is_listed
 
 
@@ -106,13 +106,13 @@ def test_partitions_that_came_and_went() -> None:
         PARTED,
         files={LEAF: LEAF, other: other},
         toast={LEAF: 16413, other: 0},
-        places={LEAF: ".702", other: ".900"},
+        attach_xids={LEAF: ".702", other: ".900"},
     )
     [found] = judged(PARTED, came)
     assert isinstance(found, Doubt)
     assert (found.oid, found.question) == (other, Question.CAME_EMPTY)
     assert [f.reason for f in judged(came, PARTED)] == ["a partition was detached or dropped"]
-    back = replace(PARTED, places={LEAF: ".900"})
+    back = replace(PARTED, attach_xids={LEAF: ".900"})
     assert [f.reason for f in judged(PARTED, back)] == [
         "a partition was detached and attached again"
     ]
@@ -122,11 +122,11 @@ def test_partitions_that_came_and_went() -> None:
     st.fixed_dictionaries(
         {
             "files": st.sampled_from([{LEAF: LEAF}, {LEAF: 16500}]),
-            "places": st.sampled_from([{LEAF: ".702"}, {LEAF: ".900"}]),
+            "attach_xids": st.sampled_from([{LEAF: ".702"}, {LEAF: ".900"}]),
             "toast": st.sampled_from([{LEAF: 16413}, {LEAF: 16513}, {}]),
             "key": st.sampled_from([KEY, replace(KEY, key_by=1), None]),
             "row_filter": st.sampled_from(["", digest("id > 5")]),
-            "home": st.sampled_from(["701", "900", ""]),
+            "schema_xid": st.sampled_from(["701", "900", ""]),
             "is_listed": st.booleans(),
             "is_doubted": st.booleans(),
         }
@@ -137,7 +137,7 @@ def test_what_changes_rows_is_never_overlooked(marks: dict[str, object]) -> None
     now = replace(PARTED, **marks)  # type: ignore[arg-type]
     reasons = {found.reason for found in judged(replace(PARTED, is_doubted=now.is_doubted), now)}
     assert (now.files != PARTED.files) <= any("a partition was" in r for r in reasons)
-    assert (now.places != PARTED.places) <= any("attached again" in r for r in reasons)
+    assert (now.attach_xids != PARTED.attach_xids) <= any("attached again" in r for r in reasons)
     assert (now.row_filter != "") <= any("row filter" in r for r in reasons)
     assert (now.key not in {None, KEY}) <= any("key" in r for r in reasons)
     assert now.is_doubted <= any("judged" in r for r in reasons)

@@ -39,8 +39,8 @@ FORGED_TYPE = DdlEvent("ALTER TYPE", "type", ENUM, labels={31: "a", 32: "b"})
 
 def log(**points: int) -> DdlLog:
     made = DdlLog()
-    made.read({int(oid[1:]): Lsn(point) for oid, point in points.items()})
-    made.looked(TABLES, SEEN, ())
+    made.set_read_positions({int(oid[1:]): Lsn(point) for oid, point in points.items()})
+    made.record_poll(TABLES, SEEN, ())
     return made
 
 
@@ -133,23 +133,23 @@ def test_reasons(event: DdlEvent, known: KnownObject, reason: str | None) -> Non
 def test_only_a_check_that_sees_the_transaction_judges() -> None:
     events = log()
     assert record(events, DdlEvent("TRUNCATE", "truncate", LEAF, root=ROOT))
-    assert (events.by(SEEN), events.awaits) == ({}, True)
-    found = events.by(ALL_SEEN)
+    assert (events.visible_to(SEEN), events.awaits) == ({}, True)
+    found = events.visible_to(ALL_SEEN)
     assert list(found) == [ROOT]
     assert not events.awaits
-    events.looked({ROOT: (ROOT_NAME, PARTS)}, ALL_SEEN, found)
-    assert events.by(ALL_SEEN) == {}
+    events.record_poll({ROOT: (ROOT_NAME, PARTS)}, ALL_SEEN, found)
+    assert events.visible_to(ALL_SEEN) == {}
     # It comes again, as after a lost connection.
     assert record(events, DdlEvent("TRUNCATE", "truncate", LEAF, root=ROOT))
-    assert events.by(ALL_SEEN) == {}
+    assert events.visible_to(ALL_SEEN) == {}
 
 
 def test_an_event_before_the_table_was_read_is_void() -> None:
     events = log(t20=501)
     record(events, DdlEvent("TRUNCATE", "truncate", LEAF, root=ROOT))
-    assert events.by(ALL_SEEN) == {}
+    assert events.visible_to(ALL_SEEN) == {}
     record(events, DdlEvent("TRUNCATE", "truncate", LEAF, root=ROOT), lsn=501)
-    assert list(events.by(ALL_SEEN)) == [ROOT]
+    assert list(events.visible_to(ALL_SEEN)) == [ROOT]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_came_and_went_between_two_checks_is_read(there_and_back: list[DdlE
             assert record(events, event, lsn=AT + number, xid=200 + number)
             if forged is not None:  # anybody may write one, which hides none
                 record(events, forged, lsn=AT + number, xid=200 + number)
-        assert list(events.by(ALL_SEEN)) == [TABLE], forged
+        assert list(events.visible_to(ALL_SEEN)) == [TABLE], forged
 
 
 def test_what_is_kept_is_bounded() -> None:
@@ -185,20 +185,20 @@ def test_what_is_kept_is_bounded() -> None:
         assert not record(events, other, lsn=AT + number)
     assert [*events.before] == [TABLE]
     assert not events.leaves
-    assert list(events.by(ALL_SEEN)) == [TABLE]
-    assert "too many commands" in events.by(ALL_SEEN)[TABLE]
-    events.looked(TABLES, ALL_SEEN, [TABLE])
+    assert list(events.visible_to(ALL_SEEN)) == [TABLE]
+    assert "too many commands" in events.visible_to(ALL_SEEN)[TABLE]
+    events.record_poll(TABLES, ALL_SEEN, [TABLE])
     assert [len(kept) for kept in events.before.values()] == [1]
 
 
 def test_a_type_with_too_many_events_is_checked_in_each_table() -> None:
     events, others = DdlLog(most_kept=4), (11, 12)
     tables = {oid: (TableId("public", f"t{oid}"), PLAIN) for oid in (TABLE, *others)}
-    events.looked(tables, SEEN, ())
+    events.record_poll(tables, SEEN, ())
     for number in range(3):
         labels = {31: "a", 32: "b", 33 + number: "new"}
         record(events, replace(FORGED_TYPE, labels=labels), lsn=AT + number)
-    assert sorted(events.by(ALL_SEEN)) == [TABLE, *others]
+    assert sorted(events.visible_to(ALL_SEEN)) == [TABLE, *others]
 
 
 @pytest.mark.parametrize("is_seen", [False, True], ids=["new", "of a backlog"])
@@ -209,22 +209,22 @@ def test_partitions_that_came_or_went(*, is_seen: bool) -> None:
     )
     events = log()
     assert record(events, root, xid=xid)
-    assert events.by(ALL_SEEN) == {}
+    assert events.visible_to(ALL_SEEN) == {}
     made = DdlEvent("CREATE TABLE", "table", LATER, TableId("public", "l"), root=ROOT)
     assert record(events, made, xid=xid)
-    assert events.by(ALL_SEEN) == {}
+    assert events.visible_to(ALL_SEEN) == {}
     assert record(events, DdlEvent("DROP TABLE", "dropped table", LATER), xid=xid)
-    assert list(events.by(ALL_SEEN)) == [ROOT]
+    assert list(events.visible_to(ALL_SEEN)) == [ROOT]
 
 
 def test_a_backlogs_fewer_partitions_are_those_that_came_later() -> None:
     none = DdlEvent("ALTER TABLE", "table", ROOT, ROOT_NAME, leaves=frozenset())
     events = log()
     record(events, none, xid=50)
-    assert events.by(ALL_SEEN) == {}
+    assert events.visible_to(ALL_SEEN) == {}
     events = log()
     record(events, none, xid=200)
-    assert list(events.by(ALL_SEEN)) == [ROOT]
+    assert list(events.visible_to(ALL_SEEN)) == [ROOT]
 
 
 def test_others_tables_have_nothing_checked() -> None:

@@ -106,7 +106,7 @@ def batch(*values: str | None, xid: int = 5, lsn: int = 100) -> TableBatch:
 @pytest.fixture
 def streamed() -> StreamedTexts:
     found = StreamedTexts()
-    found.read({16400: read({1: "a"})}, PgSnapshot(5, 5), (), {16400: Lsn(50)})
+    found.record_poll({16400: read({1: "a"})}, PgSnapshot(5, 5), (), {16400: Lsn(50)})
     return found
 
 
@@ -122,7 +122,7 @@ def test_a_text_of_no_object_is_judged_by_a_later_catalog_read(
     assert streamed.difference(16400, read({1: "a"}), before) is None
     assert streamed.difference(16400, read({1: "a", 2: "b"}), after) is None
     assert streamed.difference(16400, read({1: "a"}), after) is not None
-    streamed.read({16400: read({1: "a"})}, after, [16400], {})
+    streamed.record_poll({16400: read({1: "a"})}, after, [16400], {})
     assert not streamed.has_news(after)
     assert not streamed.record_changes([batch("b")]), (
         "void: a reading that sees it had the table read again"
@@ -146,5 +146,5 @@ def test_the_roles_of_an_aclitem(item: str, is_known: bool) -> None:  # noqa: FB
     uses = (TypeUse("aclitem", "value", "v", 1033),)
     texts = TableTexts((TypeTexts.from_catalog("aclitem", {1: "a", 2: "o '=/\"x"}),), uses)
     streamed = StreamedTexts()
-    streamed.read({16400: texts}, PgSnapshot(5, 5), (), {})
+    streamed.record_poll({16400: texts}, PgSnapshot(5, 5), (), {})
     assert streamed.record_changes([batch(item)]) is not is_known

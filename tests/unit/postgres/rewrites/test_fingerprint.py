@@ -22,14 +22,14 @@ def test_what_is_written_is_read() -> None:
     assert found == STORED  # it says when, not how
     assert found is not None
     assert found.ended == 1 << 33
-    placed = replace(STORED, places={16401: ".745", 16402: ".745.750"})
+    placed = replace(STORED, attach_xids={16401: ".745", 16402: ".745.750"})
     sent = replace(STORED, publication="745:10")
     for written in (
         placed,
         replace(placed, ended=1 << 33),
         sent,
         replace(placed, publication="1:2"),
-        replace(placed, key=KeyMark("f", (1, 2), 16390), home="745", toast={16401: 16402}),
+        replace(placed, key=KeyMark("f", (1, 2), 16390), schema_xid="745", toast={16401: 16402}),
         replace(placed, empty=frozenset({16401, 16402})),
         replace(sent, key=KeyMark("i", (), 0, (2,), 16391), is_streamed=False, ended=9),
     ):
@@ -89,7 +89,7 @@ def test_a_vacuum_full_alters_nothing() -> None:
 
 
 def test_a_place_is_worth_recording() -> None:
-    then, now = (replace(STORED, places={16401: place}) for place in (".745", ".746"))
+    then, now = (replace(STORED, attach_xids={16401: place}) for place in (".745", ".746"))
     assert now.differs_durably(then)
 
 
@@ -97,7 +97,7 @@ def test_other_files_alone_are_not_worth_recording() -> None:
     assert not replace(STORED, files={16400: 16500}).differs_durably(STORED)
     assert replace(STORED, files={16401: 16401}).differs_durably(STORED)
     assert replace(STORED, membership=18).differs_durably(STORED)
-    parted = replace(STORED, places={16400: ".745"})
+    parted = replace(STORED, attach_xids={16400: ".745"})
     assert replace(parted, files={16400: 16500}).differs_durably(parted)
 
 

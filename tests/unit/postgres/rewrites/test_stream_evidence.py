@@ -28,7 +28,9 @@ def stored(
         StoredColumn(number, kind, -1, 700, has_missing=False, name=digest(name))
         for number, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1)
     )
-    return TableFingerprint(columns, {o: o for o in leaves}, places=dict.fromkeys(leaves, ".1"))
+    return TableFingerprint(
+        columns, {o: o for o in leaves}, attach_xids=dict.fromkeys(leaves, ".1")
+    )
 
 
 def relation(*names: str, type_oid: int = INT, xid: int = XID, lsn: Lsn = LSN) -> Relation:
@@ -47,7 +49,7 @@ THEN = stored("id", "n")
 
 
 @pytest.mark.parametrize(
-    ("told", "now", "reason"),
+    ("reported", "now", "reason"),
     [
         (["id n x"], stored("id", "n", "y"), RENAMED),
         (["id n x", "id n y"], stored("id", "n", "y"), RENAMED),
@@ -64,55 +66,72 @@ THEN = stored("id", "n")
         (["id n x y", "id n x"], stored("id", "n", "x"), None),
     ],
     ids=[
-        *("renamed", "told both", "added", "added both", "dropped", "told nothing", "retyped"),
-        *("name given on", "then told", "names swapped", "then swapped", "old one was", "one went"),
+        *(
+            "renamed",
+            "reported both",
+            "added",
+            "added both",
+            "dropped",
+            "reported nothing",
+            "retyped",
+        ),
+        *(
+            "name given on",
+            "then reported",
+            "names swapped",
+            "then swapped",
+            "old one was",
+            "one went",
+        ),
     ],
 )
 def test_i6_a_column_that_no_look_saw(
-    told: list[str], now: TableFingerprint, reason: str | None
+    reported: list[str], now: TableFingerprint, reason: str | None
 ) -> None:
-    tellings = StreamEvidence()
-    for names in told:
-        tellings.columns(relation(*names.split()), THEN)
-    assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == reason
+    evidence = StreamEvidence()
+    for names in reported:
+        evidence.record_columns(relation(*names.split()), THEN)
+    assert evidence.visible_to(SEEN).difference(TABLE, now.after(THEN)) == reason
 
 
 def test_i6_unpublished_columns_are_in_no_list() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "x"), THEN)
+    evidence = StreamEvidence()
+    evidence.record_columns(relation("id", "x"), THEN)
     now = stored("id", "n", "x")
-    assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == RENAMED
-    assert tellings.by(SEEN).difference(TABLE, replace(now, unlisted=frozenset({2}))) is None
+    assert evidence.visible_to(SEEN).difference(TABLE, now.after(THEN)) == RENAMED
+    assert (
+        evidence.visible_to(SEEN).difference(TABLE, replace(now, unlisted=frozenset({2}))) is None
+    )
 
 
 def test_i6_a_type_that_only_the_stream_knows() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "n", type_oid=INT), stored("id", "n", types=(INT, TEXT)))
+    evidence = StreamEvidence()
+    evidence.record_columns(relation("id", "n", type_oid=INT), stored("id", "n", types=(INT, TEXT)))
     now = stored("id", "n", types=(INT, TEXT))
-    assert tellings.by(SEEN).difference(TABLE, now) == RETYPED
+    assert evidence.visible_to(SEEN).difference(TABLE, now) == RETYPED
 
 
 def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "n", "x"), THEN)
-    unseen = tellings.by(SEEN)
+    evidence = StreamEvidence()
+    evidence.record_columns(relation("id", "n", "x"), THEN)
+    unseen = evidence.visible_to(SEEN)
     assert unseen.has_news(TABLE, THEN)
-    now = unseen.taken(TABLE, THEN)
+    now = unseen.with_streamed_names(TABLE, THEN)
     assert now.former == {digest("x")}
-    tellings.clear(unseen, SEEN, {TABLE: now}, [])
-    tellings.columns(relation("id", "n", "x"), now)  # when the stream is read again
-    assert not tellings.by(SEEN).has_news(TABLE, now)
+    evidence.clear(unseen, SEEN, {TABLE: now}, [])
+    evidence.record_columns(relation("id", "n", "x"), now)  # when the stream is read again
+    assert not evidence.visible_to(SEEN).has_news(TABLE, now)
 
 
 def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "n", "x"), THEN)
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    early = tellings.by(BEFORE)
+    evidence = StreamEvidence()
+    evidence.record_columns(relation("id", "n", "x"), THEN)
+    evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    early = evidence.visible_to(BEFORE)
     assert not early.has_news(TABLE, THEN)
-    assert early.taken(TABLE, THEN) == THEN
-    tellings.clear(early, BEFORE, {TABLE: THEN}, [])
-    late = tellings.by(SEEN)
+    assert early.with_streamed_names(TABLE, THEN) == THEN
+    evidence.clear(early, BEFORE, {TABLE: THEN}, [])
+    late = evidence.visible_to(SEEN)
     now = stored("id", "n", "x", leaves=(LEAF,)).after(THEN)
     assert late.difference(TABLE, now) is None
     assert late.difference(TABLE, stored("id", "n", "y").after(THEN)) == RENAMED
@@ -120,95 +139,101 @@ def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
 
 
 def test_i6_evidence_during_a_catalog_poll_counts_for_the_next() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "n", "x"), THEN)
-    unseen = tellings.by(SEEN)
-    tellings.columns(relation("id", "n", "z"), THEN)
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    now = unseen.taken(TABLE, stored("id", "n", "x").after(THEN))
-    tellings.clear(unseen, SEEN, {TABLE: now}, [])
-    assert tellings.by(SEEN).difference(TABLE, stored("id", "n", "y").after(now)) == RENAMED
-    assert tellings.by(SEEN).difference(TABLE, stored("id", "n")) == WENT
+    evidence = StreamEvidence()
+    evidence.record_columns(relation("id", "n", "x"), THEN)
+    unseen = evidence.visible_to(SEEN)
+    evidence.record_columns(relation("id", "n", "z"), THEN)
+    evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    now = unseen.with_streamed_names(TABLE, stored("id", "n", "x").after(THEN))
+    evidence.clear(unseen, SEEN, {TABLE: now}, [])
+    assert evidence.visible_to(SEEN).difference(TABLE, stored("id", "n", "y").after(now)) == RENAMED
+    assert evidence.visible_to(SEEN).difference(TABLE, stored("id", "n")) == WENT
 
 
 def test_i6_evidence_recorded_by_earlier_runs_counts() -> None:
-    tellings = StreamEvidence()
-    tellings.recorded(TABLE, ["id", "n", "x"], stored("id", "n", "y"))
-    unseen = tellings.by(SEEN)
+    evidence = StreamEvidence()
+    evidence.record_lake_names(TABLE, ["id", "n", "x"], stored("id", "n", "y"))
+    unseen = evidence.visible_to(SEEN)
     assert unseen.difference(TABLE, stored("id", "n", "x")) is None
     assert unseen.difference(TABLE, stored("id", "n", "y")) == RENAMED
 
 
 def test_i7_what_is_void_is_not_judged() -> None:
-    tellings = StreamEvidence()
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: THEN}, [TABLE])
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.columns(relation("id", "n", "x"), THEN)
+    evidence = StreamEvidence()
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: THEN}, [TABLE])
+    evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    evidence.record_columns(relation("id", "n", "x"), THEN)
     now = stored("id", "n", "y").after(THEN)
-    assert tellings.by(SEEN).difference(TABLE, now) is None
-    assert tellings.by(SEEN).taken(TABLE, now).former == {digest("x")}
-    assert tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that poll
+    assert evidence.visible_to(SEEN).difference(TABLE, now) is None
+    assert evidence.visible_to(SEEN).with_streamed_names(TABLE, now).former == {digest("x")}
+    assert evidence.record_partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that poll
 
 
 def test_i7_evidence_below_the_snapshot_point_is_not_judged() -> None:
-    tellings = StreamEvidence()
-    tellings.read({TABLE: Lsn(LSN + 1)})
-    assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    assert tellings.partition(leaf(LEAF, Lsn(LSN + 1), XID), TABLE, THEN)
+    evidence = StreamEvidence()
+    evidence.set_read_positions({TABLE: Lsn(LSN + 1)})
+    assert not evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    assert evidence.record_partition(leaf(LEAF, Lsn(LSN + 1), XID), TABLE, THEN)
 
 
 def test_i6_a_partition_that_no_look_saw() -> None:
-    tellings = StreamEvidence()
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE + 1, THEN)  # where it went then
-    now, unseen = stored("id", "n", leaves=(LEAF + 1,)), tellings.by(SEEN)
+    evidence = StreamEvidence()
+    evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    evidence.record_partition(leaf(LEAF, LSN, XID), TABLE + 1, THEN)  # where it went then
+    now, unseen = stored("id", "n", leaves=(LEAF + 1,)), evidence.visible_to(SEEN)
     assert unseen.difference(TABLE, now) == WENT
     assert unseen.difference(TABLE + 1, stored("id", leaves=(LEAF,))) is None
-    tellings.clear(unseen, SEEN, {TABLE: now}, [TABLE])
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is replayed
-    assert not tellings.by(SEEN).has_news(TABLE, now)
-    tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
-    assert tellings.by(PgSnapshot(830, 830)).has_news(TABLE, now)
+    evidence.clear(unseen, SEEN, {TABLE: now}, [TABLE])
+    evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is replayed
+    assert not evidence.visible_to(SEEN).has_news(TABLE, now)
+    evidence.record_partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
+    assert evidence.visible_to(PgSnapshot(830, 830)).has_news(TABLE, now)
 
 
 def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
-    tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
-    assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    gone = replace(then, files={}, places={})
-    assert tellings.by(SEEN).difference(TABLE, gone) is None
-    assert not tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to poll at once
-    assert tellings.by(PgSnapshot(830, 830)).difference(TABLE, gone) == WENT
+    evidence, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: then}, [])
+    assert not evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    gone = replace(then, files={}, attach_xids={})
+    assert evidence.visible_to(SEEN).difference(TABLE, gone) is None
+    assert not evidence.record_partition(
+        leaf(LEAF, LSN, 820), TABLE, THEN
+    )  # no reason to poll at once
+    assert evidence.visible_to(PgSnapshot(830, 830)).difference(TABLE, gone) == WENT
 
 
 def test_i6_a_partition_loaded_when_made_counts_until_a_reread() -> None:
-    tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.expect_made(TABLE, {LEAF: XID})
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    assert tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that poll
-    assert tellings.loaded_when_made(TABLE) is not None
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [TABLE])
-    assert tellings.loaded_when_made(TABLE) is None
+    evidence, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
+    evidence.expect_made(TABLE, {LEAF: XID})
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: now}, [])
+    assert evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: now}, [])  # it came during that poll
+    assert evidence.loaded_when_made(TABLE) is not None
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: now}, [TABLE])
+    assert evidence.loaded_when_made(TABLE) is None
 
 
 def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
-    tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.expect_made(TABLE, {LEAF: XID})
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    tellings.partition(leaf(LEAF, LSN, XID + 1), TABLE, THEN)  # another transaction was the first
-    tellings.partition(leaf(LEAF + 1, LSN, XID), TABLE + 1, THEN)  # of a table that is not captured
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    assert not tellings.makers
-    assert not tellings.first
-    tellings.expect_made(TABLE, {LEAF: XID + 2})
-    tellings.partition(leaf(LEAF, LSN, XID + 2), TABLE, THEN)
-    tellings.clear(tellings.by(SEEN), SEEN, {}, [])  # it can't be captured any more
-    assert tellings.loaded_when_made(TABLE) is None
+    evidence, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
+    evidence.expect_made(TABLE, {LEAF: XID})
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: now}, [])
+    evidence.record_partition(
+        leaf(LEAF, LSN, XID + 1), TABLE, THEN
+    )  # another transaction was the first
+    evidence.record_partition(
+        leaf(LEAF + 1, LSN, XID), TABLE + 1, THEN
+    )  # of a table that is not captured
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: now}, [])
+    assert not evidence.makers
+    assert not evidence.first
+    evidence.expect_made(TABLE, {LEAF: XID + 2})
+    evidence.record_partition(leaf(LEAF, LSN, XID + 2), TABLE, THEN)
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {}, [])  # it can't be captured any more
+    assert evidence.loaded_when_made(TABLE) is None
 
 
 @pytest.mark.parametrize(
-    ("root", "sent", "is_told"),
+    ("root", "sent", "is_reported"),
     [
         ("d:1:7:1:7", "d id", False),
         ("d:1:7:1:7", "i id n", False),
@@ -223,20 +248,22 @@ def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
         ("f::0::0", "f id n", False),
     ],
 )
-def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_told: bool) -> None:
-    tellings = StreamEvidence()
-    then = replace(THEN, key=KeyMark.parse(root), files={LEAF: LEAF}, places={LEAF: ".1"})
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
-    assert tellings.partition(leaf(identity=sent), TABLE, then) is is_told
-    assert (tellings.by(SEEN).difference(TABLE, then) is not None) is is_told
-    assert (TABLE in tellings.unjudged()) is is_told
+def test_i6_another_replica_identity_of_a_partition(
+    root: str, sent: str, *, is_reported: bool
+) -> None:
+    evidence = StreamEvidence()
+    then = replace(THEN, key=KeyMark.parse(root), files={LEAF: LEAF}, attach_xids={LEAF: ".1"})
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: then}, [])
+    assert evidence.record_partition(leaf(identity=sent), TABLE, then) is is_reported
+    assert (evidence.visible_to(SEEN).difference(TABLE, then) is not None) is is_reported
+    assert (TABLE in evidence.unjudged()) is is_reported
 
 
 def test_i6_a_change_while_its_partition_is_found_empty_counts() -> None:
-    tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
-    told = tellings.by(SEEN)
-    tellings.partition(leaf(), TABLE, then)
-    tellings.expect_quiet(LEAF, TABLE, SEEN)
-    tellings.clear(told, SEEN, {TABLE: then}, [])
-    assert tellings.by(SEEN).difference(TABLE, then) == "a partition was truncated directly"
+    evidence, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
+    evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: then}, [])
+    reported = evidence.visible_to(SEEN)
+    evidence.record_partition(leaf(), TABLE, then)
+    evidence.expect_quiet(LEAF, TABLE, SEEN)
+    evidence.clear(reported, SEEN, {TABLE: then}, [])
+    assert evidence.visible_to(SEEN).difference(TABLE, then) == "a partition was truncated directly"

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.model.schema import Column, Mask, Table, TableId
-from ingestd.postgres.snapshot.chunked import can_be_chunked
+from ingestd.postgres.snapshot.incremental import can_be_incremental
 from ingestd.postgres.snapshot.key_lookup import bare_literal, can_be_found
 
 TEXT, INT8, NUMERIC, FLOAT8 = 25, 20, 1700, 701
@@ -41,7 +41,7 @@ def test_a_key_is_found_by_the_text_that_the_source_has(key: Column, *, is_found
     """A decimal of two digits, for example, returns ``0.50`` for a text ``0.5``."""
     assert can_be_found(key) is is_found
     table = Table(TableId("public", "t"), 7, (key,), key=("k",))
-    assert can_be_chunked(table) is is_found
+    assert can_be_incremental(table) is is_found
 
 
 def test_a_literal_has_no_type_whatever_its_bytes() -> None:

@@ -6,8 +6,8 @@ from ingestd.model.errors import TableReplacedError
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import Leaf
-from ingestd.postgres.snapshot.ctid_splits import cut
-from ingestd.postgres.snapshot.resume import SnapshotRemainder, unread
+from ingestd.postgres.snapshot.ctid_splits import split_blocks
+from ingestd.postgres.snapshot.resume import SnapshotRemainder, remainder_text
 from tests.unit.pipeline.fixtures import table
 
 POINT = Lsn.parse("1/2000")
@@ -18,7 +18,7 @@ TARGET = 8192 * 10
 
 
 def wheres(leaf: Leaf) -> list[str]:
-    return [blocks.to_text() for blocks, _ in cut(leaf, 0, leaf.blocks, TARGET)]
+    return [blocks.to_text() for blocks, _ in split_blocks(leaf, 0, leaf.blocks, TARGET)]
 
 
 def ranges(text: str, leaves: list[Leaf]) -> list[tuple[int, int, int | None]]:
@@ -29,7 +29,7 @@ def ranges(text: str, leaves: list[Leaf]) -> list[tuple[int, int, int | None]]:
 
 def test_neighbouring_splits_are_written_as_one() -> None:
     splits = wheres(LEAF)
-    left = unread(TABLE, POINT, 1000, splits, {splits[0], splits[4]})
+    left = remainder_text(TABLE, POINT, 1000, splits, {splits[0], splits[4]})
     assert ranges(left, [LEAF]) == [(7, 10, 40), (7, 50, 100)]
     assert SnapshotRemainder.parse(left).point == POINT
     assert SnapshotRemainder.parse(left).nbytes == 1000
@@ -37,31 +37,31 @@ def test_neighbouring_splits_are_written_as_one() -> None:
 
 def test_every_leaf_has_its_own_ranges() -> None:
     splits = [*wheres(LEAF), *wheres(OTHER)]
-    left = unread(TABLE, POINT, 1000, splits, set(wheres(LEAF)))
+    left = remainder_text(TABLE, POINT, 1000, splits, set(wheres(LEAF)))
     assert ranges(left, [LEAF, OTHER]) == [(8, 0, 10)]
 
 
 def test_a_leaf_that_was_read_may_be_replaced_or_go() -> None:
-    left = unread(TABLE, POINT, 0, [*wheres(LEAF), *wheres(OTHER)], set(wheres(LEAF)))
+    left = remainder_text(TABLE, POINT, 0, [*wheres(LEAF), *wheres(OTHER)], set(wheres(LEAF)))
     assert ranges(left, [OTHER]) == [(8, 0, 10)]
 
 
 def test_nothing_left_is_something_else_than_nothing_kept() -> None:
     splits = wheres(LEAF)
-    left = unread(TABLE, POINT, 0, splits, set(splits))
+    left = remainder_text(TABLE, POINT, 0, splits, set(splits))
     assert left
     assert ranges(left, [LEAF]) == []
 
 
 def test_an_open_end_stays_open() -> None:
-    splits = [blocks.to_text() for blocks, _ in cut(LEAF, 0, None, TARGET)]
-    left = unread(TABLE, POINT, 0, splits, set(splits[:-1]))
+    splits = [blocks.to_text() for blocks, _ in split_blocks(LEAF, 0, None, TARGET)]
+    left = remainder_text(TABLE, POINT, 0, splits, set(splits[:-1]))
     assert ranges(left, [LEAF]) == [(7, 90, None)]
 
 
 def test_what_is_read_whole_is_not_kept() -> None:
     whole = BlockRange("public", "t", is_whole=True).to_text()
-    assert not unread(TABLE, POINT, 0, [whole], set())
+    assert not remainder_text(TABLE, POINT, 0, [whole], set())
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,11 @@ def test_what_is_read_whole_is_not_kept() -> None:
     ids=["gone", "another file", "not by blocks"],
 )
 def test_a_file_that_was_replaced_voids_what_was_kept(leaves: list[Leaf]) -> None:
-    left = unread(TABLE, POINT, 0, wheres(LEAF), set())
+    left = remainder_text(TABLE, POINT, 0, wheres(LEAF), set())
     with pytest.raises(TableReplacedError):
         SnapshotRemainder.parse(left).splits(TABLE, leaves, TARGET)
 
 
 def test_the_key_is_kept() -> None:
-    assert SnapshotRemainder.parse(unread(TABLE, POINT, 0, wheres(LEAF), set())).key == ("id",)
+    text = remainder_text(TABLE, POINT, 0, wheres(LEAF), set())
+    assert SnapshotRemainder.parse(text).key == ("id",)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.wal.drain.decision import LATE_CHECKS, DrainDecision
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 
 ABOVE = 1000
 
 
 def decision(flushed: int = 0, reread_bytes: int = 0) -> DrainDecision:
-    policy = CatchUpPolicy(above_bytes=ABOVE, monotonic=lambda: 0.0)
+    policy = DrainPolicy(above_bytes=ABOVE, monotonic=lambda: 0.0)
     found = DrainDecision(policy)
     found.server_is_at(Lsn(flushed), reread_bytes, None)
     return found

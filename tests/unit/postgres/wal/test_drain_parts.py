@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.drain.parts import (
     LEAST_BYTES,
     MESSAGE_BYTES,
     MOST_JOINED,
+    BacklogPart,
     PartQueue,
-    WalSegment,
     cut,
 )
 
@@ -64,7 +64,7 @@ def test_what_is_not_behind_has_no_parts() -> None:
 
 def test_after_a_pause_it_pays_again() -> None:
     now_s = 100.0
-    policy = CatchUpPolicy(above_bytes=10, monotonic=lambda: now_s)
+    policy = DrainPolicy(above_bytes=10, monotonic=lambda: now_s)
     assert policy.pays(11, 0)
     policy.pause(policy.pause_s)
     assert not policy.pays(11, 0)
@@ -76,7 +76,7 @@ def test_after_a_pause_it_pays_again() -> None:
 def test_a_drain_must_not_reread_more_than_the_parts_have() -> None:
     reread, parts = 1 << 20, 8
     part_bytes = 3 * reread
-    policy = CatchUpPolicy(10, part_bytes=part_bytes, reread_bytes=reread, reread_parts=parts)
+    policy = DrainPolicy(10, part_bytes=part_bytes, reread_bytes=reread, reread_parts=parts)
     for behind_bytes, most_again_bytes in (
         (11, reread),
         (2 * reread, parts * 2 * reread),
@@ -93,12 +93,12 @@ def test_exactly_once_merged_parts_meet_and_cover_the_backlog(
     held: list[tuple[int, int]],
 ) -> None:
     """Also where one ends early, after its limit of messages."""
-    parts = [WalSegment(Lsn(1000 * n), Lsn(1000 * n + 1000)) for n in range(40)]
+    parts = [BacklogPart(Lsn(1000 * n), Lsn(1000 * n + 1000)) for n in range(40)]
     waiting = PartQueue(parts, part_bytes=1000)
-    taken: list[WalSegment] = []
-    rest: WalSegment | None = None
+    taken: list[BacklogPart] = []
+    rest: BacklogPart | None = None
     for nbytes, share in [*held, *[(0, 1000)] * 40]:
-        part = rest or waiting.next_segment()
+        part = rest or waiting.next_part()
         if part is None:
             break
         end = part.end
@@ -110,16 +110,16 @@ def test_exactly_once_merged_parts_meet_and_cover_the_backlog(
     assert (taken[0].begin, taken[-1].end) == (parts[0].begin, parts[-1].end)
     assert all(part.end == following.begin for part, following in pairwise(taken))
     assert max(part.end - part.begin for part in taken) <= MOST_JOINED * 1000
-    assert waiting.next_segment() is None
+    assert waiting.next_part() is None
 
 
 def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
     waiting = PartQueue(
-        [WalSegment(Lsn(100 * n), Lsn(100 * n + 100)) for n in range(30)], part_bytes=100
+        [BacklogPart(Lsn(100 * n), Lsn(100 * n + 100)) for n in range(30)], part_bytes=100
     )
     sizes = []
     for nbytes in (50, 0, 1, 2, 0, 400, 50):
-        part = waiting.next_segment()
+        part = waiting.next_part()
         assert part is not None
         sizes.append((part.end - part.begin) // 100)
         waiting.note_size(part, nbytes)
@@ -128,27 +128,27 @@ def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
 
 def test_joined_parts_end_with_as_many_messages_as_fill_one() -> None:
     """What the server keeps of them is bounded, whatever they hold."""
-    parts = [WalSegment(Lsn(100_000 * n), Lsn(100_000 * n + 100_000)) for n in range(8)]
+    parts = [BacklogPart(Lsn(100_000 * n), Lsn(100_000 * n + 100_000)) for n in range(8)]
     waiting = PartQueue(parts, part_bytes=100_000)
-    first = waiting.next_segment()
+    first = waiting.next_part()
     assert first is not None
     assert first.most_messages == 0
     waiting.note_size(first, 0)
-    joined = waiting.next_segment()
+    joined = waiting.next_part()
     assert joined is not None
     assert joined.most_messages == 100_000 // MESSAGE_BYTES
     waiting.note_messages(10, 500)
     waiting.note_messages(30, 1500)
     waiting.note_size(joined, 0)
-    larger = waiting.next_segment()
+    larger = waiting.next_part()
     assert larger is not None
     assert larger.most_messages == 100_000 // 50
 
 
 def test_merged_parts_are_limited_by_a_number_the_server_accepts() -> None:
-    parts = [WalSegment(Lsn(n << 50), Lsn((n + 1) << 50)) for n in range(8)]
+    parts = [BacklogPart(Lsn(n << 50), Lsn((n + 1) << 50)) for n in range(8)]
     waiting = PartQueue(parts, part_bytes=1 << 50)
     waiting.note_size(parts[0], 0)
-    joined = waiting.next_segment()
+    joined = waiting.next_part()
     assert joined is not None
     assert joined.most_messages == (1 << 31) - 1

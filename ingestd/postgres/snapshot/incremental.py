@@ -20,7 +20,7 @@ from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.keys import Key
 from ingestd.model.lsn import Lsn
 from ingestd.model.memory_shares import SNAPSHOT_PAGES, bytes_of
-from ingestd.model.pg_snapshot import PgSnapshot, is_before
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.recorded import RecordError
 from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Table, TableId
@@ -28,47 +28,31 @@ from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.postgres.catalog.partitions import leaves_of
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.connection.wal_position import insert_position, is_standby
+from ingestd.postgres.connection.wal_position import (
+    advance_wal,
+    insert_position,
+    is_standby,
+    own_position,
+)
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, cut, snapshot_error
+from ingestd.postgres.snapshot.ctid_splits import split_blocks
+from ingestd.postgres.snapshot.earlier_transactions import await_earlier_writers, await_running
+from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import OwnView, current_snapshot
-from ingestd.postgres.snapshot.resume import SnapshotRemainder, unread
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, OwnView, current_snapshot
+from ingestd.postgres.snapshot.resume import SnapshotRemainder, remainder_text
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 from ingestd.postgres.snapshot.where import check_condition, joined
 
-COMMITS_PATIENCE_S = 0.05
 CHUNKS = 4096
 LARGEST = 4
 """A table of more than CHUNKS chunks has chunks of up to LARGEST times the size."""
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
-# Flushed, unlike a message outside of transactions: a reader of the position need not wait for the
-# WAL writer. Waiting for a standby is not needed.
-_LOCAL = "SET LOCAL synchronous_commit = 'local'"
-_MOVE_ON = "SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')::text"
-# A transaction keeps its locks until others see it, whatever it waits for after its commit is in
-# the WAL. Every role can see them, and those of prepared transactions.
-_WRITERS = """
-WITH RECURSIVE tree AS (
-  SELECT unnest(%s::oid[]) AS oid
-  UNION ALL
-  SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
-SELECT DISTINCT l.virtualtransaction, coalesce(l.pid, 0)::int8, x.transactionid::text::int8
-  FROM pg_catalog.pg_locks l
-  JOIN pg_catalog.pg_locks x ON x.virtualtransaction = l.virtualtransaction
-       AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
- WHERE l.locktype = 'relation' AND l.granted AND l.relation IN (SELECT oid FROM tree)
-   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                  'AccessExclusiveLock')
-"""
-# Queried after the locks: a session that is idle now has not committed what its locks are for.
-_IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle in transaction'"
 
 
-def can_be_chunked(table: Table) -> bool:
+def can_be_incremental(table: Table) -> bool:
     """Return whether rows can be identified, and found by the keys that the stream sends."""
     key = [table.column(n) for n in table.identifying]
     return bool(key) and all(map(can_be_found, key))
@@ -88,99 +72,29 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
         except psycopg.errors.LockNotAvailable:
             found[table.id] = 0
             continue
-        if all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
+        if all(leaf.is_splittable and not leaf.is_whole for leaf in leaves):
             found[table.id] = sum(leaf.nbytes for leaf in leaves)
     return found
-
-
-async def advance_wal(connection: AsyncConnection[Any]) -> None:
-    """Write a flushed WAL record that is no change; do nothing on a standby, which keeps moving."""
-    if not await is_standby(connection):
-        await own_position(connection)
-
-
-async def own_position(connection: AsyncConnection[Any]) -> Lsn:
-    """Write a message to a primary's WAL, flushed, and return a position inside it.
-
-    No other record has that position: records, commits among them, begin and end elsewhere. What
-    was visible before precedes it. Source: src/backend/replication/logical/message.c
-    (LogLogicalMessage).
-    """
-    async with connection.transaction():
-        await connection.execute(_LOCAL)
-        cursor = await connection.execute(_MOVE_ON)
-        row = await cursor.fetchone()
-        assert row is not None
-        return Lsn(Lsn.parse(row[0]) - 1)
-
-
-async def await_running(connection: AsyncConnection[Any]) -> None:
-    """Wait for the transactions that are running now, as creating a slot does."""
-    until = await next_xid(connection)
-    while (await current_snapshot(connection)).xmin < until:  # noqa: ASYNC110 - the server sends no notice
-        await asyncio.sleep(COMMITS_PATIENCE_S)
-
-
-async def next_xid(connection: AsyncConnection[Any]) -> int:
-    """Return an id above those of all running transactions, on a connection that is in none.
-
-    It assigns an id: a snapshot's xmax is only above those that have ended. Returns 0 on a standby,
-    where no id can be assigned and none is needed.
-    """
-    if await is_standby(connection):
-        return 0
-    cursor = await connection.execute("SELECT pg_catalog.pg_current_xact_id()::text")
-    row = await cursor.fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-async def await_earlier_writers(
-    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
-) -> None:
-    """Wait for transactions that wrote to these tables and are below `began`, except idle ones.
-
-    Their commits may be in the WAL and not visible yet (while a synchronous standby is waited for).
-    An earlier run may have received them from the stream; this run would not know.
-    """
-    waiting = await _earlier_writers(connection, tables, began)
-    while waiting:
-        await asyncio.sleep(COMMITS_PATIENCE_S)
-        waiting &= await _earlier_writers(connection, tables, began)
-
-
-async def _earlier_writers(
-    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
-) -> set[str]:
-    cursor = await connection.execute(_WRITERS, ([t.oid for t in tables],))
-    writers = await cursor.fetchall()
-    cursor = await connection.execute(_IDLE)
-    idle = {pid for (pid,) in await cursor.fetchall()}
-    return {
-        transaction
-        for transaction, pid, xid in writers
-        if pid not in idle and is_before(xid, began)
-    }
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
     point: Lsn
     at: datetime
-    seen: PgSnapshot
+    pg_snapshot: PgSnapshot
 
 
-class ChunkedSnapshot:
+class IncrementalSnapshot:
     """See `ingestd.ports.Snapshot`. Created by `start`."""
 
-    is_chunked = True
+    is_incremental = True
 
     def __init__(
         self,
         connection: AsyncConnection[Any],
         tables: Sequence[Table],
         start: _Start,
-        left: SnapshotRemainder | None,
+        remainder: SnapshotRemainder | None,
         *,
         settings: WalSettings,
         memory_bytes: int,
@@ -191,7 +105,7 @@ class ChunkedSnapshot:
         self._chunk_bytes = settings.snapshot_chunk
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._start = start
-        self._left = left
+        self._remainder = remainder
         self._where = where
         self._is_partial = where is not None
         self._lock = asyncio.Lock()
@@ -201,12 +115,12 @@ class ChunkedSnapshot:
         self._readers = SplitReaders(
             dsn,
             [_only(table, where) for table in tables],
-            self._cut,
+            self._split,
             OwnView(self._own_position) if self._is_partial else OwnView(),
             workers=workers,
             hold_bytes=hold_bytes,
             row_limit_bytes=self._row_limit_bytes,
-            floor=start.seen,
+            floor=start.pg_snapshot,
         )
 
     @classmethod
@@ -215,17 +129,17 @@ class ChunkedSnapshot:
         settings: WalSettings,
         tables: Sequence[Table],
         *,
-        began: int,
+        live_since_xid: int,
         newly_published: bool = False,
-        left: str = "",
+        remainder: str = "",
         where: str | None = None,
         memory_bytes: int,
-    ) -> ChunkedSnapshot:
-        """Record where it begins; `began`: the `next_xid` at the start of `live`.
+    ) -> IncrementalSnapshot:
+        """Record where it begins; `live_since_xid`: the `next_xid` at the start of `live`.
 
         Raises psycopg.Error, TableReplacedError; TableError for a `where` that is not a condition.
         """
-        unread_ = _parse(left, tables[0]) if left else None
+        rest = _parse(remainder, tables[0]) if remainder else None
         dsn = settings.dsn.get_secret_value()
         if where is not None:
             await check_condition(dsn, tables, where)
@@ -235,21 +149,21 @@ class ChunkedSnapshot:
             await advance_wal(connection)  # an earlier snapshot may have rows at the end of the WAL
             if newly_published:
                 await await_running(connection)
-            seen = await current_snapshot(connection)
+            pg_snapshot = await current_snapshot(connection)
             cursor = await connection.execute(_NOW)
             row = await cursor.fetchone()
             assert row is not None
-            point = await insert_position(connection) if unread_ is None else unread_.point
-            await await_earlier_writers(connection, tables, began)
+            point = await insert_position(connection) if rest is None else rest.point
+            await await_earlier_writers(connection, tables, live_since_xid)
         except BaseException:
             await connection.close()
             raise
-        start = _Start(point, row[0], seen)
+        start = _Start(point, row[0], pg_snapshot)
         return cls(
             connection,
             tables,
             start,
-            unread_,
+            rest,
             settings=settings,
             memory_bytes=memory_bytes,
             where=where,
@@ -302,7 +216,7 @@ class ChunkedSnapshot:
         if self._is_partial:
             return ""
         nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
-        return unread(self._tables[table], self.point, nbytes, splits, done)
+        return remainder_text(self._tables[table], self.point, nbytes, splits, done)
 
     async def advance_source(self) -> None:
         """Write a message to the WAL; pgoutput skips it, but the position passes it."""
@@ -325,7 +239,7 @@ class ChunkedSnapshot:
         async with self._lock:
             return await own_position(self._connection)
 
-    async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
+    async def _split(self, table: Table) -> tuple[Sequence[Split], int]:
         try:
             async with await connect(
                 self._dsn, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
@@ -333,17 +247,17 @@ class ChunkedSnapshot:
                 leaves = await leaves_of(connection, table)
         except psycopg.Error as error:
             raise snapshot_error(error, table.id, self._dsn) from error
-        if not all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
+        if not all(leaf.is_splittable and not leaf.is_whole for leaf in leaves):
             raise TableReplacedError(table.id, "can no longer be read by blocks")
-        if self._left is not None:
-            splits = self._left.splits(table, leaves, self._sized(self._left.nbytes))
-            return splits, max(0, self._left.nbytes - sum(s.estimated_bytes for s in splits))
+        if self._remainder is not None:
+            splits = self._remainder.splits(table, leaves, self._sized(self._remainder.nbytes))
+            return splits, max(0, self._remainder.nbytes - sum(s.estimated_bytes for s in splits))
         # Blocks added later are covered by the stream.
         size = self._sized(sum(leaf.nbytes for leaf in leaves))
         return [
             Split(table, "", blocks.to_text(), nbytes)
             for leaf in leaves
-            for blocks, nbytes in cut(leaf, 0, leaf.blocks, size)
+            for blocks, nbytes in split_blocks(leaf, 0, leaf.blocks, size)
         ], 0
 
     def _sized(self, nbytes: int) -> int:
@@ -364,12 +278,12 @@ async def _refuse_standby(connection: AsyncConnection[Any], table: Table) -> Non
         raise TableReplacedError(table.id, "can't be read in chunks from a standby")
 
 
-def _parse(left: str, table: Table) -> SnapshotRemainder:
+def _parse(text: str, table: Table) -> SnapshotRemainder:
     """Return the remainder of a table. Raises TableReplacedError if it can't be continued."""
     try:
-        found = SnapshotRemainder.parse(left)
+        found = SnapshotRemainder.parse(text)
     except RecordError as error:
         raise TableReplacedError(table.id, "has no readable record of its snapshot") from error
-    if found.key != table.identifying or not can_be_chunked(table):
+    if found.key != table.identifying or not can_be_incremental(table):
         raise TableReplacedError(table.id, "has another replica identity than before")
     return found

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.decode import native
-from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
+from ingestd.decode.wire.shortener import DroppedMessage, Shortener
 from ingestd.model.errors import ProtocolError
 
 Ints = NDArray[np.int64]

@@ -1,0 +1,1 @@
+"""Messages of the frontend/backend protocol, as every COPY sends them."""
