@@ -108,7 +108,7 @@ class Owner:
             )
 
 
-def moved(
+def position_after_step(
     session: SparkSession,
     table: str,
     path: str,
@@ -191,13 +191,13 @@ class TableMover:
     after_commit: Callable[[str], None]
     _sessions: threading.local = field(default_factory=threading.local, init=False)
 
-    def is_left(self, table: str, at: TablePosition) -> bool:
+    def has_reached(self, table: str, at: TablePosition) -> bool:
         """Return whether a table is as in a cut, or ahead; if not, only its own commits count."""
         session, path = self.lake.session, table_path(self.target, table)
         try:
             found = self.owner.find(session, table, path, at, self.rebuild)
         except TableError:
-            return False  # `move` reports it
+            return False  # `advance` reports it
         if found is None or found.version != at.version:
             return found is not None and found.version > at.version
         # a re-created table may have reached the same version
@@ -241,18 +241,18 @@ class TableMover:
         )
         self._take_step(lake, step)
         self.after_commit(table)
-        return moved(lake.session, table, path, step.signature, at, above=above)
+        return position_after_step(lake.session, table, path, step.signature, at, above=above)
 
     def _take_step(self, lake: SourceLake, step: Step) -> None:
         try:
             self.job.advance(lake, step)
         except (PySparkException, Py4JError):
-            rest = self._without_gone_files(lake, step)
+            rest = self._without_missing_files(lake, step)
             if rest is None:
                 raise
             self.job.advance(rest, step)
 
-    def _without_gone_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
+    def _without_missing_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
         """Return the lake above its missing raw files; None if none is missing.
 
         Raises TableError if files of the table itself are missing.

@@ -103,7 +103,7 @@ class TableComparison:
             raise fault from error
         self._point.ensure_unreplaced(table)
         if result.state is not ReconcileState.EQUAL:
-            self._ensure_whole_still(table)
+            self._ensure_still_complete(table)
         epoch, version = (None, None) if found is None else (found.epoch, found.version)
         return replace(result, epoch=epoch, mirror_version=version, note=note)
 
@@ -116,7 +116,7 @@ class TableComparison:
         brought_to, now = self._row.schemas.get(name), self._registry.at(name)
         if now is not None and now.schema_version == brought_to:
             definition = now
-        if definition is None or not definition.is_whole:
+        if definition is None or not definition.is_complete:
             state = None if definition is None else definition.state
             if definition is not None and state is TableState.STOPPED:
                 raise TableError(
@@ -229,10 +229,10 @@ class TableComparison:
             examples=tuple(map(Example.from_row, shown.collect())),
         )
 
-    def _ensure_whole_still(self, table: Table) -> None:
+    def _ensure_still_complete(self, table: Table) -> None:
         """Raise TableChangedError if the daemon is about to fix a difference by a re-read."""
         now = self._lake.registry().at(str(table.id))
-        if now is None or not now.is_whole:
+        if now is None or not now.is_complete:
             raise TableChangedError(
                 table.id, "is being re-read by the daemon", remedy="compare it when it is live"
             )
