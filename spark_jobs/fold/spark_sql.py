@@ -147,15 +147,17 @@ def old_texts() -> Column:
 
 
 def fold_in_spark(
-    changes: DataFrame, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], seen: Survey
+    changes: DataFrame, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], figures: Survey
 ) -> DataFrame:
     """Fold raw rows without `t` to outcomes (see `ingestd.lake.fold.outcomes.FoldedKey.outcomes`).
 
     Ignore the outcomes of keys that `linked_changes` returns.
     """
-    unsent = [c for c in columns if c.name in seen.unsent and c.name not in {k.name for k in key}]
+    unsent = [
+        c for c in columns if c.name in figures.unsent and c.name not in {k.name for k in key}
+    ]
     events = _own(changes, columns, unsent)
-    if seen.key_changes:
+    if figures.key_changes:
         events = events.unionByName(_vacated(changes, columns, key, events))
     grouped = events.groupBy(*_grouping(key))
     newest = f.max_by(f.struct(*[col(c) for c in events.columns]), _position()).alias("newest")

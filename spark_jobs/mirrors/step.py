@@ -58,8 +58,8 @@ class MirrorStep:
         if not {k.name for k in self.key}.issubset(there):
             raise self.fault(
                 "its key has another type now, in a separate column",
-                f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
-                " from it",
+                f"`ingestd snapshot {self.lake.source} {self.step.table}`, then the mirror is"
+                " re-created",
             )
         marks = DELETED_AT in there
         if marks != (self.mirror.soft_deletes and bool(self.key)):
@@ -80,8 +80,8 @@ class MirrorStep:
             raise self.fault(
                 f"its replica identity changed at {since}, and earlier changes identify rows by the"
                 " previous one",
-                f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
-                " from it",
+                f"`ingestd snapshot {self.lake.source} {self.step.table}`, then the mirror is"
+                " re-created",
             )
 
     def evolve(self) -> None:
@@ -101,9 +101,9 @@ _EPOCH = "_cdc_epoch"
 class DriverStep(MirrorStep):
     """A step in the driver. Its methods return False or None if Spark must do the work."""
 
-    def make(self) -> bool:
+    def create(self) -> bool:
         """Create a mirror that does not exist yet."""
-        return self._within_limits(self._make)
+        return self._within_limits(self._create)
 
     def advance(self) -> bool:
         """Move a mirror by changes only, without `t` or `r` rows."""
@@ -139,25 +139,27 @@ class DriverStep(MirrorStep):
         found = found.filter(pc.less_equal(found[_EPOCH], through))
         return found if found.num_rows == self.step.rows else None
 
-    def _within_limits(self, way: Callable[[], bool]) -> bool:
-        """Run `way`, for large steps one at a time; return False if the driver can't."""
+    def _within_limits(self, attempt: Callable[[], bool]) -> bool:
+        """Run `attempt`, for large steps one at a time; return False if the driver can't."""
         policy = self.mirror.policy
         if self.step.rows > policy.driver_rows or self.step.nbytes > policy.driver_bytes:
             return False
         with self.mirror.files.room_for(self.step.nbytes):
-            return way()
+            return attempt()
 
-    def _make(self) -> bool:
+    def _create(self) -> bool:
         in_driver = self.mirror.in_driver(0)
-        if in_driver is None or self.mirror.is_there:
+        if in_driver is None or self.mirror.exists:
             return False
         changes = self.newest()
-        outcomes = None if changes is None else self._made_of(above_truncate(changes))
+        outcomes = (
+            None if changes is None else self._outcomes_for_empty_mirror(above_truncate(changes))
+        )
         if outcomes is None or not self.mirror.create(self.columns, self.key, self.step.signature):
             return False
         return in_driver.apply(outcomes, [k.name for k in self.key], self.step.signature)
 
-    def _made_of(self, changes: pa.Table) -> pa.Table | None:
+    def _outcomes_for_empty_mirror(self, changes: pa.Table) -> pa.Table | None:
         """Return the outcomes of changes to an empty table."""
         names = [c.name for c in self.columns]
         is_read = pc.equal(changes["_cdc_op"], "r")
