@@ -153,11 +153,11 @@ def _ensure_own_files(session: SparkSession, path: str, snapshot: Any) -> None: 
     folder = local_folder(session, path)
     odd = [] if folder is None else _odd_names(folder)
     file, vector = f.col("path"), f.col("deletionVector")
-    is_told = ~file.rlike(_OWN_NAME) | ~vector["storageType"].isin("i", "u")
-    is_told |= f.length(vector["pathOrInlineDv"]) > VECTOR_ID_LENGTH
+    must_be_checked = ~file.rlike(_OWN_NAME) | ~vector["storageType"].isin("i", "u")
+    must_be_checked |= f.length(vector["pathOrInlineDv"]) > VECTOR_ID_LENGTH
     if odd:
-        is_told |= file.isin(odd) | vector.isNotNull()
-    files = DataFrame(snapshot.allFiles().toDF(), session).where(is_told)
+        must_be_checked |= file.isin(odd) | vector.isNotNull()
+    files = DataFrame(snapshot.allFiles().toDF(), session).where(must_be_checked)
     for row in files.select(file, "deletionVector").collect():
         names = [file_of(row["path"], where)]
         if row["deletionVector"] is not None:

@@ -54,7 +54,7 @@ class Merge:
 
 
 def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Schema) -> Merge | None:
-    """Return the merge of outcomes (see `ingestd.lake.fold.outcomes.FoldedKey`) into rows.
+    """Return the merge of outcomes (see `ingestd.lake.fold.outcomes.FoldedChanges`) into rows.
 
     `old`: the present rows, with at least the key, the position, `_cdc_raw` and the columns that
     outcomes keep; `schema`: the mirror's. Of two rows of a key, the one with the higher position

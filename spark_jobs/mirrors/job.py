@@ -30,18 +30,18 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
-from ingestd.lake.fold.outcomes import DELETED, fold_changes
-from ingestd.lake.fold.vectorized import fold
+from ingestd.lake.fold.outcomes import DELETED, fold_row_by_row
+from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.file_cache import MirrorFiles
-from spark_jobs.fold.borrowed_values import borrow
+from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.fold.spark_sql import (
     Survey,
     fold_in_spark,
     linked_changes,
+    snapshot_outcomes_in_spark,
     survey,
-    unfolded,
     with_keys,
 )
 from spark_jobs.lake.columns import col, later, same_key, selected
@@ -199,7 +199,7 @@ class _SparkStep(MirrorStep):
             )
         is_one_snapshot = figures.others == 0 and figures.read_from == figures.read_to
         if is_one_snapshot:
-            outcomes = unfolded(rows, self.columns)
+            outcomes = snapshot_outcomes_in_spark(rows, self.columns)
         elif not self.key:
             above = survey(rows, ()) if figures.truncated is not None else figures
             self.ensure_same_key(above.changed_from)
@@ -207,7 +207,7 @@ class _SparkStep(MirrorStep):
         else:
             if figures.truncated is not None:
                 figures = survey(rows, self.key)
-            outcomes = self._folded(rows, figures, None)
+            outcomes = self._fold_in_spark(rows, figures, None)
         self.mirror.replace(
             self._with_deleted(outcomes), self.columns, self.key, self.step.signature
         )
@@ -276,11 +276,11 @@ class _SparkStep(MirrorStep):
 
     def _merge_local(self, changes: pa.Table) -> None:
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
-        folded = fold(changes, names, key)
+        folded = fold_to_outcomes(changes, names, key)
         if folded is None:
             self._advance_folded_in_spark()
             return
-        outcomes = borrow(folded, self.mirror.rows, self.key)
+        outcomes = fill_kept(folded, self.mirror.rows, self.key)
         in_driver = self.mirror.in_driver(self.step.above)
         if in_driver is not None and in_driver.apply(outcomes, key, self.step.signature):
             return
@@ -309,7 +309,7 @@ class _SparkStep(MirrorStep):
         shaped = self._shaped(changes)
         if figures.read_from is not None:
             shaped = self._without_overtaken(shaped, figures.read_from)
-        outcomes = self._folded(shaped, figures, self.mirror.rows)
+        outcomes = self._fold_in_spark(shaped, figures, self.mirror.rows)
         self.mirror.apply(
             Outcomes(
                 outcomes, self.columns, self.key, unsent=figures.unsent, nbytes=self.step.nbytes
@@ -317,10 +317,10 @@ class _SparkStep(MirrorStep):
             self.step.signature,
         )
 
-    def _folded(
+    def _fold_in_spark(
         self, changes: DataFrame, figures: Survey, before: Callable[[], DataFrame] | None
     ) -> DataFrame:
-        """Fold by Spark; rows that inherit values from another key are folded in the driver.
+        """Fold by Spark; rows that keep values under an old key are folded in the driver.
 
         `before` returns the rows before the changes; None if there were none.
         """
@@ -330,9 +330,9 @@ class _SparkStep(MirrorStep):
             return outcomes
         linked, keys = linked_changes(changes, self.key)
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
-        folded = fold_changes(linked, names, key)
+        folded = fold_row_by_row(linked, names, key)
         local = self.mirror.session.createDataFrame(
-            borrow(folded, before or (lambda: outcomes.limit(0)), self.key)
+            fill_kept(folded, before or (lambda: outcomes.limit(0)), self.key)
         )
         same = same_key(self.key, "s", "k")
         chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")

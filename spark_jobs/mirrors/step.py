@@ -1,6 +1,6 @@
 """A step of one mirror: what the driver and Spark share, and the whole step in the driver.
 
-The driver runs no Spark job, except for borrowed values.
+The driver runs no Spark job, except to read values kept under an old key.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType
 
-from ingestd.lake.fold.vectorized import above_truncate, fold, unfolded
+from ingestd.lake.fold.vectorized import above_truncate, fold_to_outcomes, snapshot_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.fold.arrow_merge import shaped
-from spark_jobs.fold.borrowed_values import borrow
+from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
 
 if TYPE_CHECKING:
@@ -164,9 +164,9 @@ class DriverStep(MirrorStep):
         names = [c.name for c in self.columns]
         is_read = pc.equal(changes["_cdc_op"], "r")
         if pc.all(is_read).as_py() and pc.count_distinct(changes["_cdc_lsn"]).as_py() <= 1:
-            return unfolded(changes, names)
-        folded = fold(changes, names, [k.name for k in self.key]) if self.key else None
-        if folded is None or folded.borrowed:
+            return snapshot_outcomes(changes, names)
+        folded = fold_to_outcomes(changes, names, [k.name for k in self.key]) if self.key else None
+        if folded is None or folded.kept_under_old_key:
             return None
         changed_from = pc.min(pc.filter(changes["_cdc_lsn"], pc.invert(is_read))).as_py()
         self.ensure_same_key(changed_from)
@@ -181,11 +181,11 @@ class DriverStep(MirrorStep):
             return False
         self.ensure_same_key(pc.min(changes["_cdc_lsn"]).as_py())
         key = [k.name for k in self.key]
-        folded = fold(changes, [c.name for c in self.columns], key)
+        folded = fold_to_outcomes(changes, [c.name for c in self.columns], key)
         if folded is None:
             return False
         self.evolve()
-        outcomes = borrow(folded, self.mirror.rows, self.key)
+        outcomes = fill_kept(folded, self.mirror.rows, self.key)
         return in_driver.apply(outcomes, key, self.step.signature)
 
 
