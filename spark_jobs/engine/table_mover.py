@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
+from spark_jobs.delta_log.checked_tables import missing_files
 from spark_jobs.delta_log.commits import Signature, commits_above, current_version
-from spark_jobs.delta_log.missing_files import gone_files
 from spark_jobs.lake.targets import table_path
 
 if TYPE_CHECKING:
@@ -257,14 +257,14 @@ class TableMover:
 
         Raises TableError if files of the table itself are missing.
         """
-        own = gone_files(lake.session, step.path)
+        own = missing_files(lake.session, step.path)
         if own and step.table not in self.rebuild:
             raise TableError(
                 TableId.parse(step.table),
                 f"{step.path}: {len(own)} files are missing, such as {own[0].name}",
                 remedy=f"--rebuild {step.table} re-creates it from the lake",
             )
-        raw = gone_files(lake.session, lake.raw_path(step.table))
+        raw = missing_files(lake.session, lake.raw_path(step.table))
         highest = [file.highest_lsn for file in raw if file.highest_lsn is not None]
         if not raw or len(highest) < len(raw):
             return None

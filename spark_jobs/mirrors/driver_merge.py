@@ -34,7 +34,6 @@ from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.fold.outcomes import KEPT
 from ingestd.lake.fold.row_keys import are_compared
 from spark_jobs.delta_log.commits import Signature, snapshot_of
-from spark_jobs.delta_log.deletion_vectors import Rows, rows_gone, write_vectors
 from spark_jobs.delta_log.driver_commit import (
     AppTransaction,
     OutputMode,
@@ -43,7 +42,13 @@ from spark_jobs.delta_log.driver_commit import (
     new_file,
     removed,
 )
-from spark_jobs.delta_log.driver_files import TooLargeError, read_parquet
+from spark_jobs.delta_log.driver_files import (
+    Rows,
+    TooLargeError,
+    deleted_rows,
+    read_parquet,
+    write_vectors,
+)
 from spark_jobs.fold.arrow_merge import MAX_HASHED, Merge, merge, shaped
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
 
@@ -159,7 +164,7 @@ class DriverMerge:
         self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
     ) -> _FilePart:
         """Read a file: all columns if it may be rewritten, else only these."""
-        deleted = rows_gone(self.session, self.path, add)
+        deleted = deleted_rows(self.session, self.path, add)
         count = statistics_of(add.get("stats")).get("numRecords", 0)
         has_all_columns = self._is_rewritten(add, changes + len(deleted), count)
         read = read_parquet(

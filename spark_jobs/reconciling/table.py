@@ -14,13 +14,6 @@ from ingestd.model.schema import Table
 from spark_jobs.lake.source_lake import SourceLake
 from spark_jobs.lake.tables import Definition, Registry
 from spark_jobs.lake.targets import table_path
-from spark_jobs.mirrors.position import (
-    EpochsAround,
-    MirrorRow,
-    MirrorVersion,
-    mirror_rows,
-    newest_version,
-)
 from spark_jobs.reconciling.differences import (
     DIFFERENT,
     EXTRA,
@@ -29,6 +22,13 @@ from spark_jobs.reconciling.differences import (
     differing_ranges,
     sums_by_range,
     total_rows,
+)
+from spark_jobs.reconciling.mirror_position import (
+    EpochsAround,
+    MirrorRow,
+    MirrorVersion,
+    mirror_rows,
+    newest_version,
 )
 from spark_jobs.reconciling.report import (
     Example,

@@ -18,7 +18,7 @@ from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.model.errors import FolderError
 from spark_jobs.delta_log.checked_tables import CheckedTables, name_within
 from spark_jobs.delta_log.commits import Signature, log_entries
-from spark_jobs.delta_log.deletion_vectors import rows_gone, vector_files_of
+from spark_jobs.delta_log.driver_files import deleted_rows, vector_files_of
 from spark_jobs.engine.epoch_query import EpochQuery
 from spark_jobs.epochs import latest
 from spark_jobs.history import as_of_lsn
@@ -197,7 +197,7 @@ def test_a_deletion_vector_elsewhere_is_not_read(
     with pytest.raises(FolderError, match=r"stored elsewhere|is a symbolic link"):
         tables.rows(spark, str(folder))
     with pytest.raises(FolderError, match=r"stored elsewhere|is a symbolic link"):
-        rows_gone(spark, str(folder), add)
+        deleted_rows(spark, str(folder), add)
 
 
 def test_the_stream_of_epochs_reads_no_file_elsewhere(
