@@ -37,7 +37,7 @@ from spark_jobs.reconciling.report import (
     TableResult,
     append_differences,
 )
-from spark_jobs.reconciling.roll_forward import moved_on
+from spark_jobs.reconciling.roll_forward import roll_forward
 from spark_jobs.reconciling.row_hashes import RAW, ComparedTable, hashed, named
 from spark_jobs.reconciling.source_point import SourcePoint
 from spark_jobs.source.schema import spark_type
@@ -91,11 +91,11 @@ class TableComparison:
     def _compare(self, table: Table) -> TableResult:
         definition = self._definition(table)
         comparison, note = self._columns(table, definition)
-        found, there = self._mirror(table, comparison)
+        found, mirror = self._mirror(table, comparison)
         source = snapshot_frame(self._session, self._point.rows(table, self._settings.split_bytes))
         changes = None if found is None else self._changes(str(table.id), found.epoch)
         try:
-            result = self._held(table, comparison, source, changes, there)
+            result = self._compare_rows(table, comparison, source, changes, mirror)
         except Exception as error:
             fault = task_fault(error)
             if fault is None:
@@ -186,17 +186,17 @@ class TableComparison:
 
     # --- comparing ----------------------------------------------------------------------------
 
-    def _held(
+    def _compare_rows(
         self,
         table: Table,
         comparison: ComparedTable,
         source: DataFrame,
         changes: DataFrame | None,
-        there: DataFrame,
+        mirror: DataFrame,
     ) -> TableResult:
-        expected = moved_on(source, changes, comparison)
+        expected = roll_forward(source, changes, comparison)
         try:
-            ours, theirs = sums_by_range(expected.rows), sums_by_range(there)
+            ours, theirs = sums_by_range(expected.rows), sums_by_range(mirror)
             result = TableResult(
                 str(table.id),
                 ReconcileState.EQUAL,
@@ -207,15 +207,15 @@ class TableComparison:
             ranges = differing_ranges(ours, theirs)
             if not ranges:
                 return result
-            found = differences(expected.rows, there, ranges, comparison).persist()
+            found = differences(expected.rows, mirror, ranges, comparison).persist()
             try:
-                return self._named(result, found)
+                return self._with_differences(result, found)
             finally:
                 found.unpersist()
         finally:
             expected.close()
 
-    def _named(self, result: TableResult, found: DataFrame) -> TableResult:
+    def _with_differences(self, result: TableResult, found: DataFrame) -> TableResult:
         counts = {r[0]: r[1] for r in found.groupBy("kind").agg(f.sum("count")).collect()}
         if self._settings.report is not None:
             append_differences(self._settings.report, self._run, result.table, found)
@@ -247,19 +247,19 @@ def snapshot_schema(session: SparkSession, comparison: ComparedTable) -> DataFra
 
 def _conformed(table: Table, rows: DataFrame, comparison: ComparedTable) -> DataFrame:
     """Return the compared columns of a mirror; one that it lacks is null."""
-    there = {field.name: field.dataType for field in rows.schema.fields}
+    types = {field.name: field.dataType for field in rows.schema.fields}
     columns = []
     for name, kind in comparison.columns:
-        if name not in there:
+        if name not in types:
             columns.append(f.lit(None).cast(kind).alias(name))
             continue
-        if there[name].simpleString() != kind.simpleString():
+        if types[name].simpleString() != kind.simpleString():
             raise TableError(
                 table.id,
-                f"column {name!r} of its mirror is {there[name].simpleString()}, in the lake"
+                f"column {name!r} of its mirror is {types[name].simpleString()}, in the lake"
                 f" {kind.simpleString()}",
                 remedy="remove the table's folder, and let the mirror job re-create it",
             )
         columns.append(named(name))
-    raw = named(RAW) if RAW in there else f.lit(None).cast("map<string,string>")
+    raw = named(RAW) if RAW in types else f.lit(None).cast("map<string,string>")
     return rows.select(*columns, raw.alias(RAW))
