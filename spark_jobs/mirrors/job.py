@@ -237,7 +237,7 @@ class _SparkStep(MirrorStep):
         if not {DELETED_AT, *(k.name for k in self.key)}.issubset(old.columns):
             return new
         living = outcomes.where(~col(DELETED))
-        gone = (
+        deleted = (
             old.alias("t")
             .join(living.alias("s"), same_key(self.key, "t", "s"), "left_anti")
             .withColumn(
@@ -245,8 +245,8 @@ class _SparkStep(MirrorStep):
             )
         )
         names = [c for c in old.columns if c in new.columns]
-        gone = gone.select(*[col(name) for name in names])
-        return new.unionByName(gone, allowMissingColumns=True).withColumn(
+        deleted = deleted.select(*[col(name) for name in names])
+        return new.unionByName(deleted, allowMissingColumns=True).withColumn(
             DELETED,
             f.coalesce(col(DELETED), f.lit(False)),  # noqa: FBT003
         )

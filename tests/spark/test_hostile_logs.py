@@ -76,14 +76,14 @@ def entries(commit: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in commit.read_text().splitlines()]
 
 
-def poison(folder: Path, out: Path, kind: str, *, is_told: bool = False) -> None:
-    """Have the newest commit name its file elsewhere. `is_told`: with its statistics."""
+def poison(folder: Path, out: Path, kind: str, *, has_statistics: bool = False) -> None:
+    """Have the newest commit name its file elsewhere. `has_statistics`: with its statistics."""
     commit = newest_commit(folder)
     found = entries(commit)
     for entry in found:
         if "add" in entry:
             entry["add"]["path"] = lead_out(folder, entry["add"]["path"], out, kind)
-            if not is_told:
+            if not has_statistics:
                 entry["add"].pop("stats")
     commit.write_text("".join(json.dumps(entry) + "\n" for entry in found))
     commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
