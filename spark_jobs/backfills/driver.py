@@ -240,7 +240,7 @@ class Backfill:
         plan = tables[0].agreed
         if committed.epoch > plan.epoch:  # a run before this one has listed it
             return True
-        if len(points) > 1 or not is_all or not all(table.is_whole for table in tables):
+        if len(points) > 1 or not is_all or not all(table.is_one_snapshot for table in tables):
             return False
         nbytes = sum(table.nbytes for table in tables)
         await self._lake.close_loaded(

@@ -68,7 +68,7 @@ class TableBackfill:
         return [s for number, s in enumerate(self.agreed.splits) if number not in self.notes]
 
     @property
-    def is_whole(self) -> bool:
+    def is_one_snapshot(self) -> bool:
         """Return whether all rows come from one snapshot."""
         return all(note.point == self.agreed.point for note in self.notes.values())
 
@@ -95,7 +95,7 @@ class TableBackfill:
         Readers use the older rows until the new ones are complete. If the new ones may still lack
         values, the daemon writes the `t` last, and all changes are kept until then.
         """
-        is_marked = self.is_whole or not has_rows
+        is_marked = self.is_one_snapshot or not has_rows
         held = self.row_range(is_marked=is_marked)
         if held is not None:
             files = self.files(is_marked=is_marked)
@@ -106,7 +106,7 @@ class TableBackfill:
     async def last_event(self, lake: DeltaLake) -> TableEvent:
         """Return the last event for `_tables`: the table is live, or the daemon must finish it."""
         plan = self.agreed
-        if self.is_whole:
+        if self.is_one_snapshot:
             return event_of(self.table, TableState.LIVE, plan.point)
         left = remainder_text(self.table, plan.point, sum(s.nbytes for s in plan.splits), (), ())
         is_marked = plan.marker.path in await lake.files_of(self.table.id)
@@ -123,7 +123,7 @@ class TableBackfill:
     def filled(self) -> Filled:
         """Return the outcome for the report."""
         rows = sum(note.rows for note in self.notes.values())
-        return Filled(self.table.id, rows, self.agreed.point, self.is_whole)
+        return Filled(self.table.id, rows, self.agreed.point, self.is_one_snapshot)
 
 
 def write_marker(

@@ -6,7 +6,9 @@ covers what Delta itself read from the log (commits, checkpoints, sidecars), and
 from that very snapshot: a later commit or a replaced part of the log is never read unchecked. The
 rule is `ingestd.lake.delta.log_paths.file_of`. Nothing else here reads a Delta table by Spark.
 
-Source: Delta transaction log protocol, "Add File", "Deletion Vectors".
+After a failed read, `missing_files` finds the files that the log names but that no longer exist.
+
+Source: Delta transaction log protocol, "Add File", "Deletion Vectors", "Per-file Statistics".
 """
 
 from __future__ import annotations
@@ -23,11 +25,16 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from spark_jobs.delta_log.commits import delta_log, snapshot_of
-from spark_jobs.delta_log.deletion_vectors import VECTOR_ID_LENGTH, vector_files_of
-from spark_jobs.delta_log.driver_files import ensure_plain, local_folder
-from spark_jobs.delta_log.jvm import java_class, option
+from spark_jobs.delta_log.driver_files import (
+    VECTOR_ID_LENGTH,
+    ensure_plain,
+    local_folder,
+    vector_files_of,
+)
+from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class, option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -153,11 +160,11 @@ def _ensure_own_files(session: SparkSession, path: str, snapshot: Any) -> None: 
     folder = local_folder(session, path)
     odd = [] if folder is None else _odd_names(folder)
     file, vector = f.col("path"), f.col("deletionVector")
-    is_told = ~file.rlike(_OWN_NAME) | ~vector["storageType"].isin("i", "u")
-    is_told |= f.length(vector["pathOrInlineDv"]) > VECTOR_ID_LENGTH
+    must_be_checked = ~file.rlike(_OWN_NAME) | ~vector["storageType"].isin("i", "u")
+    must_be_checked |= f.length(vector["pathOrInlineDv"]) > VECTOR_ID_LENGTH
     if odd:
-        is_told |= file.isin(odd) | vector.isNotNull()
-    files = DataFrame(snapshot.allFiles().toDF(), session).where(is_told)
+        must_be_checked |= file.isin(odd) | vector.isNotNull()
+    files = DataFrame(snapshot.allFiles().toDF(), session).where(must_be_checked)
     for row in files.select(file, "deletionVector").collect():
         names = [file_of(row["path"], where)]
         if row["deletionVector"] is not None:
@@ -175,3 +182,36 @@ def _odd_names(folder: Path) -> list[str]:
             for e in entries
             if not e.is_file(follow_symlinks=False) and not e.is_dir(follow_symlinks=False)
         ]
+
+
+# --- missing files --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MissingFile:
+    """`name`: relative to the table; `highest_lsn`: of its `_cdc_lsn`, None if not in the log."""
+
+    name: str
+    highest_lsn: int | None
+
+
+def missing_files(session: SparkSession, path: str) -> list[MissingFile]:
+    """Return the missing files of the newest version of a Delta table; none without a table.
+
+    An operator or a rule of the store deleted them: VACUUM keeps what the newest version needs.
+    Checks every file, so call it only after a read has failed.
+    """
+    if not DeltaTable.isDeltaTable(session, path):
+        return []
+    files = DataFrame(snapshot_of(session, path).allFiles().toDF(), session)
+    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    hadoop_path = java_class(session, HADOOP_PATH)
+    folder = hadoop_path(path)
+    system = folder.getFileSystem(configuration)
+    found = []
+    for row in files.select("path", "stats").collect():
+        name = file_of(row["path"], path)
+        if not system.exists(hadoop_path(folder, name)):
+            highest = statistics_of(row["stats"]).get("maxValues", {}).get("_cdc_lsn")
+            found.append(MissingFile(name, highest))
+    return found

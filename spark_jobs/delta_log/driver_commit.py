@@ -35,17 +35,19 @@ _NOT_PLAIN = (
     "delta.enableRowTracking",
 )
 
+OutputMode = Literal["Append", "Update", "Complete"]
+
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The Delta transaction of a commit: application `app_id`, version `version`.
+class AppTransaction:
+    """The app transaction of a commit: application `app_id`, version `version`.
 
     `mode`: Append if no file is removed, Complete if no earlier file remains.
     """
 
     app_id: str
     version: int
-    mode: Literal["Append", "Update", "Complete"]
+    mode: OutputMode
 
 
 def is_plain(snapshot: Any) -> bool:  # noqa: ANN401 - Delta's
@@ -93,7 +95,7 @@ def commit(
     session: SparkSession,
     path: str,
     actions: Sequence[Action],
-    work: Work,
+    app_transaction: AppTransaction,
     *,
     of_version: int,
     signature: str | None = None,
@@ -110,14 +112,18 @@ def commit(
         return False
     transaction.readWholeTable()
     now_ms = time.time_ns() // 1_000_000
-    done = {"appId": work.app_id, "version": work.version, "lastUpdated": now_ms}
+    done = {
+        "appId": app_transaction.app_id,
+        "version": app_transaction.version,
+        "lastUpdated": now_ms,
+    }
     found = java_class(session, "java.util.ArrayList")()
     from_json = java_class(session, f"{DELTA}.actions.Action").fromJson
     for action in [*actions, {"txn": done}]:
         found.add(from_json(json.dumps(action)))
-    mode = getattr(java_class(session, f"{SPARK_SQL}.streaming.OutputMode"), work.mode)()
+    mode = getattr(java_class(session, f"{SPARK_SQL}.streaming.OutputMode"), app_transaction.mode)()
     operation = java_class(session, f"{DELTA}.DeltaOperations$StreamingUpdate")(
-        mode, work.app_id, work.version, option(session, signature)
+        mode, app_transaction.app_id, app_transaction.version, option(session, signature)
     )
     to_seq = java_class(session, "org.apache.spark.api.python.PythonUtils").toSeq
     transaction.commit(to_seq(found), operation)

@@ -31,14 +31,14 @@ Action = dict[str, Any]
 class Files:
     """The files of a version of a table: `add` actions by path, and the newest known signature.
 
-    `are_left`: the driver leaves this table to Spark.
+    `is_for_spark`: the driver leaves changes of this table to Spark.
     """
 
     table_id: str
     version: int
     adds: Mapping[str, Action]
     signature: Signature | None
-    are_left: bool = False
+    is_for_spark: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class MirrorFiles:
             known.table_id == table_id and 0 <= version - known.version <= _MAX_NEW
         ):
             known = None
-        if known is not None and known.are_left:
+        if known is not None and known.is_for_spark:
             return None
         found = self._files(session, path, snapshot, table_id, known)
         if found is not None and len(found.adds) > _MAX_FILES:
@@ -82,7 +82,7 @@ class MirrorFiles:
 
     def leave_to_spark(self, path: str, files: Files) -> None:
         """Return no files of this mirror for the next few commits."""
-        self._known[path] = replace(files, adds={}, are_left=True)
+        self._known[path] = replace(files, adds={}, is_for_spark=True)
 
     def _files(
         self,
@@ -104,7 +104,7 @@ class MirrorFiles:
             info: Action = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
             signature = signature or Signature.parse(info.get("userMetadata"))
             newer.append(entries)
-            if number == 0 or _is_whole(info):
+            if number == 0 or _lists_all_files(info):
                 adds = {}
                 break
         if adds is None:
@@ -117,7 +117,7 @@ class MirrorFiles:
         return Files(table_id, version, adds, signature or (known.signature if known else None))
 
 
-def _is_whole(info: Action) -> bool:
+def _lists_all_files(info: Action) -> bool:
     """Return whether a commit lists every file of the table after it."""
     parameters = info.get("operationParameters")
     if not isinstance(parameters, dict):

@@ -29,7 +29,7 @@ from spark_jobs.delta_log.commits import (
     log_entries,
     snapshot_of,
 )
-from spark_jobs.delta_log.driver_commit import Work, commit, is_plain, new_file, removed
+from spark_jobs.delta_log.driver_commit import AppTransaction, commit, is_plain, new_file, removed
 from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.lake.source_lake import as_spark_gives
 
@@ -167,15 +167,17 @@ class CutLog:
             actions.append(removed(before[1], time.time_ns() // 1_000_000))
         try:
             added = new_file(self._session, self.path, rows, indexed=["epoch"])
-            work = Work(_app_id(self._name), epoch, "Update" if replace else "Append")
-            is_there = self._commit(
-                self._session, self.path, [*actions, added], work, of_version=known
+            transaction = AppTransaction(
+                _app_id(self._name), epoch, "Update" if replace else "Append"
+            )
+            is_committed = self._commit(
+                self._session, self.path, [*actions, added], transaction, of_version=known
             )
         except (Py4JError, OSError):
             return False  # Spark reports the cause
-        if is_there:
+        if is_committed:
             self._version, self._newest = known + 1, (epoch, added["add"])
-        return is_there
+        return is_committed
 
     def _added(self, epoch: int, version: int) -> tuple[int, Action] | None:
         """Return the newest cut's add action, if the commit of that version added nothing else."""

@@ -6,7 +6,7 @@ several tables in parallel, then adds a cut to the log. A table's own commits re
 may be lost, and a job may be killed between any two commits: a table that has reached the epoch is
 not moved again. States of a table, as of the batch's last epoch::
 
-    incomplete --(`_tables`: live)--> behind --move--> there --(changed in a later epoch)--> behind
+    incomplete --(`_tables`: live)--> behind --move--> moved --(changed in a later epoch)--> behind
         ^                               | fault
         +-- snapshot or gap             +----> stopped: retried with the next batch
 
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from spark_jobs.lake.tables import Definition, Registry
 
 
-def is_whole(definition: Definition) -> bool:
+def is_complete_at_every_epoch(definition: Definition) -> bool:
     """Return whether the fold of the raw table equals the table at every epoch.
 
     While a table without a key is re-read, it does not: its new rows coexist with the old ones
     until the `t`.
     """
-    return definition.is_whole and (bool(definition.key) or definition.state is TableState.LIVE)
+    return definition.is_complete and (bool(definition.key) or definition.state is TableState.LIVE)
 
 
 def _is_in(path: str, folder: str) -> bool:
@@ -109,13 +109,18 @@ class EpochStream:
         """
         checkpoint = checkpoint or self._checkpoint
         query = EpochQuery(
-            self.lake, f"ingestd {self.job.name} {self.lake.source}", checkpoint, self._pass_epochs
+            self.lake,
+            f"ingestd {self.job.name} {self.lake.source}",
+            checkpoint,
+            self._process_batch,
         )
         with ThreadPoolExecutor(max(1, self.parallel)) as self._pool:
             self._open(checkpoint)
             if once:
                 self._ensure_any()
-            query.run(once=once, interval_s=interval_s, stop=stop, meanwhile=self._take_news)
+            query.run(
+                once=once, interval_s=interval_s, stop=stop, meanwhile=self._move_newly_complete
+            )
 
     def _open(self, checkpoint: str) -> None:
         """Find the target's last cut, and move tables as far as `_tables` allows."""
@@ -135,12 +140,12 @@ class EpochStream:
         self._last = None if is_new else self._cuts.last()
         if self._last is None:
             return
-        self._at = self._as_left(self._last)
-        there = self.lake.epochs(self._last.epoch - 1)
-        if not there or there[0].number != self._last.epoch:
-            raise self._gap(self._last.epoch, there[0].number if there else None)
-        self._epochs.add_epochs(there)
-        self._advance([], there[0])
+        self._at = self._recorded_positions(self._last)
+        epochs = self.lake.epochs(self._last.epoch - 1)
+        if not epochs or epochs[0].number != self._last.epoch:
+            raise self._gap(self._last.epoch, epochs[0].number if epochs else None)
+        self._epochs.add_epochs(epochs)
+        self._advance([], epochs[0])
 
     def _ensure_apart(self, checkpoint: str) -> None:
         """Raise OperatorError if the target or checkpoint folder holds something else."""
@@ -161,39 +166,39 @@ class EpochStream:
     def _checkpoint(self) -> str:
         return f"{self.target}/{self.log_name}_checkpoint"
 
-    def _as_left(self, cut: EpochCut) -> dict[str, TablePosition]:
-        """Return the positions of tables, except those that are behind their cut or replaced."""
+    def _recorded_positions(self, cut: EpochCut) -> dict[str, TablePosition]:
+        """Return the positions in a cut, except of tables that are behind it or replaced."""
         at = {
             table: TablePosition(version, cut.epoch, cut.schemas[table])
             for table, version in cut.tables.items()
         }
         chosen = [table for table in at if self._is_chosen(table)]
-        are_left = self._pool.map(lambda table: self._mover.is_left(table, at[table]), chosen)
-        lost = {table for table, is_left in zip(chosen, are_left, strict=True) if not is_left}
+        reached = self._pool.map(lambda table: self._mover.has_reached(table, at[table]), chosen)
+        lost = {table for table, is_reached in zip(chosen, reached, strict=True) if not is_reached}
         return {table: known for table, known in at.items() if table not in lost}
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`. `epochs`: those since the last cut."""
         self._epochs.add_epochs(epochs)
-        whole = self._whole(self._registry(), through)
+        complete = self._complete_tables(self._registry(), through)
         changed = {table for epoch in epochs for table in epoch.rows}
-        for table in changed - whole.keys():
+        for table in changed - complete.keys():
             self._at.pop(table, None)  # its position is looked up when it is complete again
         due = [
             table
-            for table in whole
+            for table in complete
             if table in changed
             or table in self.rebuild
             or table not in self._at
-            or self._at[table].schema_version != whole[table].schema_version
+            or self._at[table].schema_version != complete[table].schema_version
         ]
-        if not epochs and not due and self._is_cut(whole):
+        if not epochs and not due and self._is_cut(complete):
             return
-        self._move_all({table: whole[table] for table in due}, through)
+        self._move_all({table: complete[table] for table in due}, through)
         # A table that is ahead was moved by a run that was killed before it added the cut.
-        there = [t for t in whole if t in self._at and self._at[t].epoch <= through.number]
-        tables = {t: self._at[t].version for t in there}
-        schemas = {t: self._at[t].schema_version for t in there}
+        reached = [t for t in complete if t in self._at and self._at[t].epoch <= through.number]
+        tables = {t: self._at[t].version for t in reached}
+        schemas = {t: self._at[t].schema_version for t in reached}
         if not epochs and self._last is not None:  # the same cut: keep all other tables
             others = [t for t in self._last.tables if t in self.stopped or not self._is_chosen(t)]
             tables |= {t: self._last.tables[t] for t in others}
@@ -214,12 +219,12 @@ class EpochStream:
 
     # --- the epochs ---------------------------------------------------------------------------
 
-    def _pass_epochs(self, found: Iterable[Epoch]) -> None:
+    def _process_batch(self, found: Iterable[Epoch]) -> None:
         """Apply these epochs, except those up to the last cut, which are already applied."""
         with self._lock:
-            self._take_in_order(found)
+            self._process_in_order(found)
 
-    def _take_news(self) -> None:
+    def _move_newly_complete(self) -> None:
         """Move tables that became complete after the newest epoch.
 
         Does nothing while a batch is being processed, so that the caller can check for a stop.
@@ -228,11 +233,11 @@ class EpochStream:
             return
         try:
             if self._last is not None and self._registry_version != self._newest_registry():
-                self._take_in_order([])
+                self._process_in_order([])
         finally:
             self._lock.release()
 
-    def _take_in_order(self, found: Iterable[Epoch]) -> None:
+    def _process_in_order(self, found: Iterable[Epoch]) -> None:
         last = 0 if self._last is None else self._last.epoch
         epochs = sorted((e for e in found if e.number > last), key=lambda e: e.number)
         for expected, epoch in enumerate(epochs, start=last + 1):
@@ -241,8 +246,8 @@ class EpochStream:
         if epochs:
             self._advance(epochs, epochs[-1])
         elif self._last is not None:
-            there = Epoch(self._last.epoch, self._last.end_lsn, self._last.last_commit_ts, {})
-            self._advance([], there)
+            last_epoch = Epoch(self._last.epoch, self._last.end_lsn, self._last.last_commit_ts, {})
+            self._advance([], last_epoch)
 
     def _gap(self, expected: int, found: int | None) -> OperatorError:
         what = "the lake ends before it" if found is None else f"the next one is {found}"
@@ -255,7 +260,7 @@ class EpochStream:
 
     # --- the tables ---------------------------------------------------------------------------
 
-    def _whole(self, registry: Registry, through: Epoch) -> dict[str, Definition]:
+    def _complete_tables(self, registry: Registry, through: Epoch) -> dict[str, Definition]:
         """Return the tables that their raw tables show completely, up to an epoch."""
         found: dict[str, Definition] = {}
         is_newest: bool | None = None
@@ -274,7 +279,7 @@ class EpochStream:
                 if is_newest is None:
                     is_newest = not self.lake.epochs(through.number)
                 definition = now if is_newest else definition
-            if definition is not None and is_whole(definition):
+            if definition is not None and is_complete_at_every_epoch(definition):
                 found[table] = definition
         return found
 
@@ -301,11 +306,11 @@ class EpochStream:
                     remedy=hint or f"the lake has {', '.join(known)}",
                 )
 
-    def _is_cut(self, whole: Collection[str]) -> bool:
+    def _is_cut(self, complete: Collection[str]) -> bool:
         if self._last is None:
             return False
         chosen = {table for table in self._last.tables if self._is_chosen(table)}
-        return chosen == set(whole) - set(self.stopped)
+        return chosen == set(complete) - set(self.stopped)
 
     def _move_all(self, due: Mapping[str, Definition], through: Epoch) -> None:
         moves = [self._pool.submit(self._try, table, due[table], through) for table in due]

@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
+from spark_jobs.delta_log.checked_tables import missing_files
 from spark_jobs.delta_log.commits import Signature, commits_above, current_version
-from spark_jobs.delta_log.missing_files import gone_files
 from spark_jobs.lake.targets import table_path
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Owner:
             )
 
 
-def moved(
+def position_after_step(
     session: SparkSession,
     table: str,
     path: str,
@@ -191,13 +191,13 @@ class TableMover:
     after_commit: Callable[[str], None]
     _sessions: threading.local = field(default_factory=threading.local, init=False)
 
-    def is_left(self, table: str, at: TablePosition) -> bool:
+    def has_reached(self, table: str, at: TablePosition) -> bool:
         """Return whether a table is as in a cut, or ahead; if not, only its own commits count."""
         session, path = self.lake.session, table_path(self.target, table)
         try:
             found = self.owner.find(session, table, path, at, self.rebuild)
         except TableError:
-            return False  # `move` reports it
+            return False  # `advance` reports it
         if found is None or found.version != at.version:
             return found is not None and found.version > at.version
         # a re-created table may have reached the same version
@@ -241,30 +241,30 @@ class TableMover:
         )
         self._take_step(lake, step)
         self.after_commit(table)
-        return moved(lake.session, table, path, step.signature, at, above=above)
+        return position_after_step(lake.session, table, path, step.signature, at, above=above)
 
     def _take_step(self, lake: SourceLake, step: Step) -> None:
         try:
             self.job.advance(lake, step)
         except (PySparkException, Py4JError):
-            rest = self._without_gone_files(lake, step)
+            rest = self._without_missing_files(lake, step)
             if rest is None:
                 raise
             self.job.advance(rest, step)
 
-    def _without_gone_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
+    def _without_missing_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
         """Return the lake above its missing raw files; None if none is missing.
 
         Raises TableError if files of the table itself are missing.
         """
-        own = gone_files(lake.session, step.path)
+        own = missing_files(lake.session, step.path)
         if own and step.table not in self.rebuild:
             raise TableError(
                 TableId.parse(step.table),
                 f"{step.path}: {len(own)} files are missing, such as {own[0].name}",
                 remedy=f"--rebuild {step.table} re-creates it from the lake",
             )
-        raw = gone_files(lake.session, lake.raw_path(step.table))
+        raw = missing_files(lake.session, lake.raw_path(step.table))
         highest = [file.highest_lsn for file in raw if file.highest_lsn is not None]
         if not raw or len(highest) < len(raw):
             return None

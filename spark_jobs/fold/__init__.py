@@ -1,1 +1,1 @@
-"""The fold: current rows from changes."""
+"""What the fold needs of Spark: large batches, and kept values; else `ingestd.lake.fold`."""

@@ -25,12 +25,13 @@ _Ints = NDArray[np.int64]
 class Merge:
     """The result of applying outcomes to rows.
 
-    `places`: the numbers of the rows that change or are removed, ascending; `becomes`: for each,
-    the row of `rows` that replaces it, or GONE. The rows of `rows` from `added` on are new.
+    `row_numbers`: of the old rows that change or are removed, ascending. `replacements`: for each,
+    the number of the row in `rows` that replaces it, or GONE. The rows in `rows` from number
+    `added` on are new.
     """
 
-    places: _Ints
-    becomes: _Ints
+    row_numbers: _Ints
+    replacements: _Ints
     rows: pa.Table
     added: int
 
@@ -39,21 +40,21 @@ class Merge:
 
         It has the columns of `rows`.
         """
-        mine = slice(*np.searchsorted(self.places, [first, first + old.num_rows]))
-        places, becomes = self.places[mine] - first, self.becomes[mine]
-        if not len(places):
+        mine = slice(*np.searchsorted(self.row_numbers, [first, first + old.num_rows]))
+        row_numbers, replacements = self.row_numbers[mine] - first, self.replacements[mine]
+        if not len(row_numbers):
             return old
-        stays = becomes != GONE
-        few = slice(*becomes[stays][[0, -1]]) if stays.any() else slice(0, 0)
+        stays = replacements != GONE
+        few = slice(*replacements[stays][[0, -1]]) if stays.any() else slice(0, 0)
         chosen = np.arange(old.num_rows)
-        chosen[places] = np.where(stays, becomes - few.start + old.num_rows, GONE)
+        chosen[row_numbers] = np.where(stays, replacements - few.start + old.num_rows, GONE)
         changed = self.rows.slice(few.start, few.stop + 1 - few.start)
         both = pa.concat_tables([old, changed]).combine_chunks()
         return both.take(pa.array(chosen[chosen != GONE]))
 
 
 def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Schema) -> Merge | None:
-    """Return the merge of outcomes (see `ingestd.lake.fold.outcomes.FoldedKey`) into rows.
+    """Return the merge of outcomes (see `ingestd.lake.fold.outcomes.FoldedChanges`) into rows.
 
     `old`: the present rows, with at least the key, the position, `_cdc_raw` and the columns that
     outcomes keep; `schema`: the mirror's. Of two rows of a key, the one with the higher position
@@ -64,19 +65,19 @@ def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Sche
     if match is None:
         return None
     is_matched = match >= 0
-    places = np.flatnonzero(is_matched)
-    newest = match[places]
-    is_later = _is_later(outcomes, newest, old, places)
-    places, newest = places[is_later], newest[is_later]
+    row_numbers = np.flatnonzero(is_matched)
+    newest = match[row_numbers]
+    is_later = _is_later(outcomes, newest, old, row_numbers)
+    row_numbers, newest = row_numbers[is_later], newest[is_later]
     is_deleted = np.asarray(outcomes[DELETED].to_numpy(), bool)
     is_new = ~is_deleted
     is_new[match[is_matched]] = False
     is_gone = is_deleted[newest]
-    changed = _merged(old, places[~is_gone], outcomes.take(pa.array(newest[~is_gone])), schema)
-    becomes = np.full(len(places), GONE)
-    becomes[~is_gone] = np.arange(changed.num_rows)
+    changed = _merged(old, row_numbers[~is_gone], outcomes.take(pa.array(newest[~is_gone])), schema)
+    replacements = np.full(len(row_numbers), GONE)
+    replacements[~is_gone] = np.arange(changed.num_rows)
     added = shaped(outcomes.filter(pa.array(is_new)), schema)
-    return Merge(places, becomes, pa.concat_tables([changed, added]), changed.num_rows)
+    return Merge(row_numbers, replacements, pa.concat_tables([changed, added]), changed.num_rows)
 
 
 def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -107,22 +108,26 @@ def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> _Ints | N
     return np.fromiter((numbers.get(own, -1) for own in keys_of(old, key)), np.int64, old.num_rows)
 
 
-def _is_later(outcomes: pa.Table, newest: _Ints, old: pa.Table, places: _Ints) -> NDArray[np.bool_]:
+def _is_later(
+    outcomes: pa.Table, newest: _Ints, old: pa.Table, row_numbers: _Ints
+) -> NDArray[np.bool_]:
     lsn, seq = (outcomes[name].to_numpy()[newest] for name in ("_cdc_lsn", "_cdc_seq"))
-    old_lsn, old_seq = (old[name].to_numpy()[places] for name in ("_cdc_lsn", "_cdc_seq"))
+    old_lsn, old_seq = (old[name].to_numpy()[row_numbers] for name in ("_cdc_lsn", "_cdc_seq"))
     is_later: NDArray[np.bool_] = (lsn > old_lsn) | ((lsn == old_lsn) & (seq > old_seq))
     return is_later
 
 
-def _merged(old: pa.Table, places: _Ints, outcomes: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return outcomes, with the values that they keep from the rows at `places`."""
+def _merged(old: pa.Table, row_numbers: _Ints, outcomes: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return outcomes, with the values that they keep from the rows at `row_numbers`."""
     rows = shaped(outcomes, schema)
     kept = outcomes[KEPT].combine_chunks()
     values = pc.list_flatten(kept)
     names = pc.unique(values).to_pylist()
     if not names:
         return rows
-    before = old.select([_RAW, *(n for n in names if n in schema.names)]).take(pa.array(places))
+    before = old.select([_RAW, *(n for n in names if n in schema.names)]).take(
+        pa.array(row_numbers)
+    )
     parents = pc.list_parent_indices(kept).to_numpy()
     for name in before.column_names[1:]:
         index = schema.get_field_index(name)

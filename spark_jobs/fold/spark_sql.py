@@ -1,7 +1,8 @@
 """A fold of keyed changes to one outcome per key, by Spark, for batches of any size.
 
-The result is that of `ingestd.lake.fold.outcomes`, except for rows whose key changed while values
-were not sent. Those must be followed from key to key, which only the driver does.
+Smaller batches are folded in the driver by `ingestd.lake.fold.vectorized`. The result is the same,
+except for rows whose key changed while values were unsent. Those must be followed from key to key,
+which only the driver does.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Survey:
     `truncated`: position of the newest `t`. `read_from`, `read_to`: lowest and highest commit_lsn
     of the `r` rows. `others`: rows that are neither `r` nor `t`. `unsent`: columns that some update
     did not send. `key_changes`: updates that changed the key; `links`: those of them that also
-    left out values. `changed_from`: lowest commit_lsn of the `others`.
+    have unsent values. `changed_from`: lowest commit_lsn of the `others`.
     """
 
     rows: int
@@ -85,18 +86,18 @@ def with_keys(changes: DataFrame, key: Sequence[LakeColumn]) -> DataFrame:
     for k in key:
         if not k.delta_type.startswith(_TOASTED) or k.name not in fields:
             continue
-        lacks = f.array_contains(f.col("_cdc_unchanged"), k.name) & f.col(_BEFORE).isNotNull()
+        is_unsent = f.array_contains(f.col("_cdc_unchanged"), k.name) & f.col(_BEFORE).isNotNull()
         text = _text_of(k.name, OF_BEFORE)
         with_text = f.map_concat(
             f.coalesce(f.col(RAW), _no_texts()), f.create_map(f.lit(k.name), text)
         )
-        raw = f.when(lacks & text.isNotNull(), with_text).otherwise(f.col(RAW))
-        unsent = f.when(lacks, f.array_remove("_cdc_unchanged", k.name)).otherwise(
+        raw = f.when(is_unsent & text.isNotNull(), with_text).otherwise(f.col(RAW))
+        unsent = f.when(is_unsent, f.array_remove("_cdc_unchanged", k.name)).otherwise(
             f.col("_cdc_unchanged")
         )
         changes = changes.withColumns(
             {
-                k.name: f.when(lacks, _old(k.name)).otherwise(col(k.name)),
+                k.name: f.when(is_unsent, _old(k.name)).otherwise(col(k.name)),
                 RAW: raw,
                 "_cdc_unchanged": unsent,
             }
@@ -147,15 +148,17 @@ def old_texts() -> Column:
 
 
 def fold_in_spark(
-    changes: DataFrame, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], seen: Survey
+    changes: DataFrame, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], figures: Survey
 ) -> DataFrame:
-    """Fold raw rows without `t` to outcomes (see `ingestd.lake.fold.outcomes.FoldedKey.outcomes`).
+    """Fold raw rows without `t` to the outcomes of `ingestd.lake.fold.outcomes.FoldedChanges`.
 
     Ignore the outcomes of keys that `linked_changes` returns.
     """
-    unsent = [c for c in columns if c.name in seen.unsent and c.name not in {k.name for k in key}]
+    unsent = [
+        c for c in columns if c.name in figures.unsent and c.name not in {k.name for k in key}
+    ]
     events = _own(changes, columns, unsent)
-    if seen.key_changes:
+    if figures.key_changes:
         events = events.unionByName(_vacated(changes, columns, key, events))
     grouped = events.groupBy(*_grouping(key))
     newest = f.max_by(f.struct(*[col(c) for c in events.columns]), _position()).alias("newest")
@@ -169,8 +172,8 @@ def fold_in_spark(
     return _filled(grouped.agg(newest, *sent), columns, unsent)
 
 
-def unfolded(changes: DataFrame, columns: Sequence[LakeColumn]) -> DataFrame:
-    """Return rows as outcomes without a fold: a snapshot has one complete row per key."""
+def snapshot_outcomes_in_spark(changes: DataFrame, columns: Sequence[LakeColumn]) -> DataFrame:
+    """Return the rows of a snapshot as outcomes: it has one complete row per key."""
     return _own(changes, columns, ())
 
 
@@ -226,13 +229,13 @@ def _own(
         if c.name not in fields or c.name not in there:
             continue
         text = _text_of(c.name, OF_BEFORE)
-        is_unchanged = f.array_contains(f.col("_cdc_unchanged"), c.name) & (
+        is_in_old_row = f.array_contains(f.col("_cdc_unchanged"), c.name) & (
             _old(c.name).isNotNull() | text.isNotNull()
         )
-        values[c.name] = f.when(is_unchanged, _old(c.name)).otherwise(col(c.name))
-        kept = f.when(is_unchanged, f.array_remove(kept, c.name)).otherwise(kept)
+        values[c.name] = f.when(is_in_old_row, _old(c.name)).otherwise(col(c.name))
+        kept = f.when(is_in_old_row, f.array_remove(kept, c.name)).otherwise(kept)
         raw = f.when(
-            is_unchanged & text.isNotNull(),
+            is_in_old_row & text.isNotNull(),
             f.map_concat(f.coalesce(raw, _no_texts()), f.create_map(f.lit(c.name), text)),
         ).otherwise(raw)
     return changes.select(
@@ -275,13 +278,13 @@ def _filled(
 ) -> DataFrame:
     """Fill in values that an earlier change of the batch sent; KEPT names those that none sent."""
     newest = f.col("newest")
-    lacks = newest[KEPT]
+    newest_unsent = newest[KEPT]
     values = {c.name: newest[c.name] for c in columns}
     raw = newest[RAW]
-    kept = lacks
+    kept = newest_unsent
     for n, c in enumerate(unsent):
         sent = f.col(f"sent{n}")
-        taken = f.coalesce(f.array_contains(lacks, c.name), f.lit(False)) & sent.isNotNull()  # noqa: FBT003
+        taken = f.coalesce(f.array_contains(newest_unsent, c.name), f.lit(False)) & sent.isNotNull()  # noqa: FBT003
         values[c.name] = f.when(taken, sent["value"]).otherwise(newest[c.name])
         kept = f.when(taken, f.array_remove(kept, c.name)).otherwise(kept)
         raw = f.when(

@@ -15,7 +15,7 @@ from spark_jobs.histories.shape import ADDED, HistoryShape, is_clashing
 from spark_jobs.histories.versions import as_history, spanning, stored, with_missing
 from spark_jobs.lake.columns import RAW, col, needs_column_mapping, quoted
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
-from spark_jobs.mirrors.policy import MIRRORS
+from spark_jobs.mirrors.policy import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -118,7 +118,7 @@ class HistoryTable:
             quoted(n): col(n, "s") for n in source.columns if n in names
         }
         size = size_bytes(self.session, self.path)
-        is_small = size is not None and size < MIRRORS.small_bytes
+        is_small = size is not None and size < DEFAULT_POLICY.small_bytes
         self.session.conf.set(_MERGE_VECTORS, str(not is_small).lower())
         with signed(self.session, signature, self.app_id):
             target.alias("t").merge(

@@ -54,8 +54,8 @@ class Definition:
 
     `columns`: those that the source has. `lives`: each uninterrupted period in which a lake column
     received values, by `since_lsn`, including columns that no longer do (dropped, or replaced by
-    one of another type). `is_whole`: the fold of the raw table equals the table. It does not before
-    the first snapshot is complete, after a gap, or once the table is stopped or dropped.
+    one of another type). `is_complete`: the fold of the raw table equals the table. It does not
+    before the first snapshot is complete, after a gap, or once the table is stopped or dropped.
     `key_since_lsn`: changes below it may identify their rows by another key; 0 if the key never
     changed.
     """
@@ -65,7 +65,7 @@ class Definition:
     schema_version: int
     state: TableState
     reason: str | None
-    is_whole: bool
+    is_complete: bool
     snapshot_lsn: int | None
     columns: tuple[LakeColumn, ...]
     replica_identity: str
@@ -115,7 +115,8 @@ class Registry:
             schema_version=described["schema_version"],
             state=state,
             reason=last["reason"],
-            is_whole=state is TableState.LIVE or (state is TableState.SNAPSHOTTING and asked_for),
+            is_complete=state is TableState.LIVE
+            or (state is TableState.SNAPSHOTTING and asked_for),
             snapshot_lsn=last["snapshot_lsn"],
             columns=columns,
             replica_identity=described["replica_identity"],

@@ -34,11 +34,23 @@ from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.fold.outcomes import KEPT
 from ingestd.lake.fold.row_keys import are_compared
 from spark_jobs.delta_log.commits import Signature, snapshot_of
-from spark_jobs.delta_log.deletion_vectors import Rows, rows_gone, write_vectors
-from spark_jobs.delta_log.driver_commit import Work, commit, is_plain, new_file, removed
-from spark_jobs.delta_log.driver_files import TooLargeError, read_parquet
+from spark_jobs.delta_log.driver_commit import (
+    AppTransaction,
+    OutputMode,
+    commit,
+    is_plain,
+    new_file,
+    removed,
+)
+from spark_jobs.delta_log.driver_files import (
+    Rows,
+    TooLargeError,
+    deleted_rows,
+    read_parquet,
+    write_vectors,
+)
 from spark_jobs.fold.arrow_merge import MAX_HASHED, Merge, merge, shaped
-from spark_jobs.mirrors.policy import MIRRORS, MirrorPolicy
+from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +74,7 @@ class _FilePart:
     total: int
     rows: pa.Table
     numbers: Rows
-    is_whole: bool
+    has_all_columns: bool
 
     @property
     def count(self) -> int:
@@ -82,7 +94,7 @@ class DriverMerge:
     app_id: str
     above: int
     files: MirrorFiles
-    policy: MirrorPolicy = MIRRORS
+    policy: MirrorPolicy = DEFAULT_POLICY
 
     @property
     def is_likely(self) -> bool:
@@ -96,14 +108,14 @@ class DriverMerge:
         """Apply outcomes, signed as by `commits.signed`; return False if the driver can't."""
         snapshot = snapshot_of(self.session, self.path)
         kind = StructType.fromJson(json.loads(snapshot.schema().json()))
-        if not _is_mine(snapshot, kind):
+        if not _can_be_changed(snapshot, kind):
             return False
         found = self.files.at_snapshot(self.session, self.path, snapshot)
         # (another run may have moved the mirror meanwhile)
         if found is None or found.signature is None or found.signature.epoch != self.above:
             return False
-        touched = _that_may_have(found.adds, outcomes, key[0]) if found.adds else []
-        touched += self._to_be_joined(found.adds, touched)
+        touched = _files_that_may_have(found.adds, outcomes, key[0]) if found.adds else []
+        touched += self._small_files_to_join(found.adds, touched)
         if _size(touched) > self.policy.read_file_bytes or not _can_be_matched(
             touched, outcomes, key
         ):
@@ -117,12 +129,13 @@ class DriverMerge:
                 return False
             if actions is None:
                 return False
-            is_whole = {a["remove"]["path"] for a in actions if "remove" in a} == found.adds.keys()
+            replaced = {a["remove"]["path"] for a in actions if "remove" in a}
+            mode: OutputMode = "Complete" if replaced == found.adds.keys() else "Update"
             return commit(
                 self.session,
                 self.path,
                 actions,
-                Work(self.app_id, signature.epoch, "Complete" if is_whole else "Update"),
+                AppTransaction(self.app_id, signature.epoch, mode),
                 signature=signature.to_text(),
                 of_version=found.version,
             )
@@ -136,10 +149,10 @@ class DriverMerge:
         kept = pc.unique(pc.list_flatten(outcomes[KEPT])).to_pylist()
         names = [f.name for f in schema if f.name in {*key, *kept, *_POSITION, "_cdc_raw"}]
         parts: list[_FilePart] = []
-        left = self.policy.read_memory_bytes
+        remaining_nbytes = self.policy.read_memory_bytes
         for add in touched:
-            parts.append(self._read_file(add, outcomes.num_rows, schema, names, left))
-            left -= parts[-1].rows.nbytes
+            parts.append(self._read_file(add, outcomes.num_rows, schema, names, remaining_nbytes))
+            remaining_nbytes -= parts[-1].rows.nbytes
         needed = pa.schema([schema.field(name) for name in names])
         old = pa.concat_tables(
             [part.rows.select(names) for part in parts] or [needed.empty_table()]
@@ -151,24 +164,24 @@ class DriverMerge:
         self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
     ) -> _FilePart:
         """Read a file: all columns if it may be rewritten, else only these."""
-        gone = rows_gone(self.session, self.path, add)
+        deleted = deleted_rows(self.session, self.path, add)
         count = statistics_of(add.get("stats")).get("numRecords", 0)
-        is_whole = self._is_rewritten(add, changes + len(gone), count)
+        has_all_columns = self._is_rewritten(add, changes + len(deleted), count)
         read = read_parquet(
             self.session,
             self.path,
             file_of(add["path"], self.path),
-            columns=None if is_whole else names,
+            columns=None if has_all_columns else names,
             max_nbytes=max_nbytes,
         )
-        fields = schema if is_whole else pa.schema([schema.field(name) for name in names])
+        fields = schema if has_all_columns else pa.schema([schema.field(name) for name in names])
         total = read.num_rows
         numbers = np.arange(total)
-        if len(gone):
-            is_there = np.ones(total, bool)
-            is_there[gone] = False
-            read, numbers = read.filter(pa.array(is_there)), numbers[is_there]
-        return _FilePart(add, total, shaped(read, fields), numbers, is_whole)
+        if len(deleted):
+            stays = np.ones(total, bool)
+            stays[deleted] = False
+            read, numbers = read.filter(pa.array(stays)), numbers[stays]
+        return _FilePart(add, total, shaped(read, fields), numbers, has_all_columns)
 
     def _written(
         self, parts: Sequence[_FilePart], merged: Merge, key: Sequence[str]
@@ -180,19 +193,19 @@ class DriverMerge:
         first, now_ms = 0, time.time_ns() // 1_000_000
         for part in parts:
             last = first + part.count
-            mine = slice(*np.searchsorted(merged.places, [first, last]))
-            places = merged.places[mine] - first
-            if len(places) or (are_joined and self._is_small(part.add)):
+            mine = slice(*np.searchsorted(merged.row_numbers, [first, last]))
+            row_numbers = merged.row_numbers[mine] - first
+            if len(row_numbers) or (are_joined and self._is_small(part.add)):
                 actions.append(removed(part.add, now_ms))
-                gone = part.total - part.count + len(places)
-                if part.is_whole and self._is_rewritten(part.add, gone, part.total):
+                lost = part.total - part.count + len(row_numbers)
+                if part.has_all_columns and self._is_rewritten(part.add, lost, part.total):
                     rows.append(merged.applied(part.rows, first))
-                    becomes = merged.becomes[mine]
-                    is_written[becomes[becomes >= 0]] = True
+                    replacements = merged.replacements[mine]
+                    is_written[replacements[replacements >= 0]] = True
                 else:
-                    there = np.ones(part.count, bool)
-                    there[places] = False
-                    vectors.append((part, there))
+                    stays = np.ones(part.count, bool)
+                    stays[row_numbers] = False
+                    vectors.append((part, stays))
             first = last
         rows.append(merged.rows.filter(pa.array(~is_written)))
         actions += self._with_vectors(vectors, now_ms)
@@ -205,10 +218,10 @@ class DriverMerge:
         if not parts:
             return []
         every = []
-        for part, is_there in parts:
-            gone = np.ones(part.total, bool)
-            gone[part.numbers[is_there]] = False
-            every.append(np.flatnonzero(gone))
+        for part, stays in parts:
+            deleted = np.ones(part.total, bool)
+            deleted[part.numbers[stays]] = False
+            every.append(np.flatnonzero(deleted))
         actions = []
         vectors = write_vectors(self.session, self.path, every)
         for (part, _), vector in zip(parts, vectors, strict=True):
@@ -236,13 +249,15 @@ class DriverMerge:
 
     # --- sizes ----------------------------------------------------------------------------------
 
-    def _is_rewritten(self, add: Action, gone: int, rows: int) -> bool:
-        return self._is_small(add) or gone * _CHANGED_SHARE > rows
+    def _is_rewritten(self, add: Action, lost: int, rows: int) -> bool:
+        return self._is_small(add) or lost * _CHANGED_SHARE > rows
 
     def _is_small(self, add: Action) -> bool:
         return bool(add["size"] < self.policy.small_file_bytes)
 
-    def _to_be_joined(self, adds: Mapping[str, Action], touched: Sequence[Action]) -> list[Action]:
+    def _small_files_to_join(
+        self, adds: Mapping[str, Action], touched: Sequence[Action]
+    ) -> list[Action]:
         """Return the small files besides `touched` that should be rewritten as one, if many."""
         small = {path: add for path, add in adds.items() if self._is_small(add)}
         if len(small) <= self.policy.most_small_files:
@@ -254,7 +269,7 @@ class DriverMerge:
         return others if fits else []
 
 
-def _is_mine(snapshot: Any, kind: StructType) -> bool:  # noqa: ANN401 - Delta's
+def _can_be_changed(snapshot: Any, kind: StructType) -> bool:  # noqa: ANN401 - Delta's
     properties = snapshot.metadata().configuration()
     has_vectors = properties.get("delta.enableDeletionVectors").contains("true")
     return has_vectors and all(field.nullable for field in kind) and is_plain(snapshot)
@@ -270,7 +285,7 @@ def _can_be_matched(adds: Sequence[Action], outcomes: pa.Table, key: Sequence[st
     return rows <= MAX_HASHED or are_compared(outcomes, key)
 
 
-def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:
+def _files_that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:
     """Return the files that may have keys of the outcomes, according to their statistics."""
     values = outcomes[name]
     is_many = len(values) > _MAX_LOOKED_UP

@@ -30,24 +30,24 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
-from ingestd.lake.fold.outcomes import DELETED, fold_changes
-from ingestd.lake.fold.vectorized import fold
+from ingestd.lake.fold.outcomes import DELETED, fold_row_by_row
+from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.file_cache import MirrorFiles
-from spark_jobs.fold.borrowed_values import borrow
+from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.fold.spark_sql import (
     Survey,
     fold_in_spark,
     linked_changes,
+    snapshot_outcomes_in_spark,
     survey,
-    unfolded,
     with_keys,
 )
 from spark_jobs.lake.columns import col, later, same_key, selected
 from spark_jobs.lake.missing_values import with_missing
-from spark_jobs.mirrors.keyless import apply_whole_rows, whole_rows
-from spark_jobs.mirrors.policy import MIRRORS, MirrorPolicy
+from spark_jobs.mirrors.keyless import apply_keyless, keyless_outcomes
+from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
 from spark_jobs.mirrors.step import DriverStep, MirrorStep
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
 
@@ -70,7 +70,7 @@ MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
 """Settings of the sessions that merge: small jobs must be planned and started quickly."""
 
 
-class _RowsGoneError(Exception):
+class _RowsMissingError(Exception):
     """The raw table has fewer rows of some epochs than `_epochs` says."""
 
 
@@ -78,18 +78,18 @@ class _RowsGoneError(Exception):
 class MirrorJob:
     """The `spark_jobs.engine.table_mover.TableJob` that keeps mirrors.
 
-    `table_type`: what changes a mirror.
+    `mirror_type`: the class that changes a mirror.
     """
 
     soft_deletes: bool = False
     name: str = "mirror"
     files: MirrorFiles = field(default_factory=MirrorFiles)
-    policy: MirrorPolicy = MIRRORS
-    table_type: type[MirrorTable] = MirrorTable
+    policy: MirrorPolicy = DEFAULT_POLICY
+    mirror_type: type[MirrorTable] = MirrorTable
 
     def advance(self, lake: SourceLake, step: Step) -> None:
         """See `spark_jobs.engine.table_mover.TableJob`."""
-        mirror = self.table_type(
+        mirror = self.mirror_type(
             lake.session,
             step.path,
             step.app_id,
@@ -99,24 +99,27 @@ class MirrorJob:
             self.policy,
         )
         try:
-            _MirrorAdvance(lake, step, mirror).run()
+            _SparkStep(lake, step, mirror).run()
         except AnalysisException as error:
             if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
-                raise self._raw_gone(lake, step, "the Delta table does not exist") from error
+                raise self._raw_missing(lake, step, "the Delta table does not exist") from error
             raise
 
     @staticmethod
-    def _raw_gone(lake: SourceLake, step: Step, what: str) -> TableError:
+    def _raw_missing(lake: SourceLake, step: Step, what: str) -> TableError:
         return TableError(
             TableId.parse(step.table),
             f"raw table {lake.raw_path(step.table)}: {what}",
-            remedy=f"`ingestd snapshot {lake.source} {step.table}` re-reads it, and the mirror"
-            " is made from it; if ingestd has stopped the table, do what `ingestd status` says",
+            remedy=f"`ingestd snapshot {lake.source} {step.table}` re-reads it, then the"
+            " mirror is re-created; if ingestd has stopped the table, do what `ingestd status`"
+            " says",
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _MirrorAdvance(MirrorStep):
+class _SparkStep(MirrorStep):
+    """A step by Spark, unless `DriverStep` can take it."""
+
     @property
     def _driver_step(self) -> DriverStep:
         return DriverStep(self.lake, self.step, self.mirror)
@@ -124,21 +127,21 @@ class _MirrorAdvance(MirrorStep):
     def run(self) -> None:
         policy = self.mirror.policy
         if self.step.above == 0:
-            if not self._driver_step.make():
-                self._make()
+            if not self._driver_step.create():
+                self._create()
             return
         try:
             if not self.key:
-                self._move_whole_rows()
+                self._advance_keyless()
             elif self.step.rows <= policy.few_rows and self.step.nbytes <= policy.few_bytes:
-                self._move_few()
+                self._advance_folded_in_driver()
             elif not self._driver_step.advance():
-                self._move_many()
-        except _RowsGoneError as error:
+                self._advance_folded_in_spark()
+        except _RowsMissingError as error:
             structlog.get_logger("ingestd").warning(
                 "mirror.rebuilding", table=self.step.table, reason=str(error)
             )
-            self._make()
+            self._create()
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -155,13 +158,13 @@ class _MirrorAdvance(MirrorStep):
         step = self.step
         lost = self.lake.epochs_lacking_rows(step.table, step.above, read_from, found=0)
         if lost:
-            raise _RowsGoneError(f"rows of epoch {min(lost)} are missing from the raw table")
+            raise _RowsMissingError(f"rows of epoch {min(lost)} are missing from the raw table")
         earlier = self._changes(0, self.step.above).where(col("_cdc_lsn") >= read_from)
-        seen = survey(earlier, self.key)
+        figures = survey(earlier, self.key)
         known = fold_in_spark(
-            self._shaped(earlier.where("_cdc_op <> 't'")), self.columns, self.key, seen
+            self._shaped(earlier.where("_cdc_op <> 't'")), self.columns, self.key, figures
         )
-        lsn, seq = seen.truncated or (-1, 0)
+        lsn, seq = figures.truncated or (-1, 0)
         is_read = col("_cdc_op", "c") == "r"
         is_void = (col("_cdc_lsn") < lsn) | ((col("_cdc_lsn") == lsn) & (col("_cdc_seq") < seq))
         kept = changes.where((col("_cdc_op") != "r") | ~is_void)
@@ -176,48 +179,48 @@ class _MirrorAdvance(MirrorStep):
 
     def _ensure_all(self, found: int) -> None:
         if found < self.step.rows:
-            raise _RowsGoneError(
+            raise _RowsMissingError(
                 f"{self.step.rows - found} rows of epochs {self.step.above + 1} to"
                 f" {self.step.through.number} are missing from the raw table"
             )
 
     # --- creating -----------------------------------------------------------------------------
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         """Create the mirror from the fold of all rows above the newest `t`."""
         every = self._changes(above=0)
-        seen = survey(every, self.key)
-        self._ensure_rebuildable(seen)
+        figures = survey(every, self.key)
+        self._ensure_rebuildable(figures)
         rows = self._shaped(every.where("_cdc_op <> 't'"))
-        if seen.truncated is not None:
-            lsn, seq = seen.truncated
+        if figures.truncated is not None:
+            lsn, seq = figures.truncated
             rows = rows.where(
                 (col("_cdc_lsn") > lsn) | ((col("_cdc_lsn") == lsn) & (col("_cdc_seq") > seq))
             )
-        is_one_snapshot = seen.others == 0 and seen.read_from == seen.read_to
+        is_one_snapshot = figures.others == 0 and figures.read_from == figures.read_to
         if is_one_snapshot:
-            outcomes = unfolded(rows, self.columns)
+            outcomes = snapshot_outcomes_in_spark(rows, self.columns)
         elif not self.key:
-            above = survey(rows, ()) if seen.truncated is not None else seen
+            above = survey(rows, ()) if figures.truncated is not None else figures
             self.ensure_same_key(above.changed_from)
-            outcomes = whole_rows(rows, self.columns, self.added)
+            outcomes = keyless_outcomes(rows, self.columns, self.added)
         else:
-            if seen.truncated is not None:
-                seen = survey(rows, self.key)
-            outcomes = self._folded(rows, seen, None)
+            if figures.truncated is not None:
+                figures = survey(rows, self.key)
+            outcomes = self._fold_in_spark(rows, figures, None)
         self.mirror.replace(
             self._with_deleted(outcomes), self.columns, self.key, self.step.signature
         )
 
-    def _ensure_rebuildable(self, seen: Survey) -> None:
+    def _ensure_rebuildable(self, figures: Survey) -> None:
         """Raise TableError if rows that count are missing from the raw table."""
-        if self.step.above == 0 and seen.rows >= self.step.rows:
+        if self.step.above == 0 and figures.rows >= self.step.rows:
             return
         through, table = self.step.through.number, self.step.table
-        void_below = -1 if seen.truncated is None else seen.truncated[0]
-        lost = self.lake.epochs_lacking_rows(table, through, void_below, found=seen.rows)
+        void_below = -1 if figures.truncated is None else figures.truncated[0]
+        lost = self.lake.epochs_lacking_rows(table, through, void_below, found=figures.rows)
         if lost:
-            raise MirrorJob._raw_gone(  # noqa: SLF001 - the same module
+            raise MirrorJob._raw_missing(  # noqa: SLF001 - the same module
                 self.lake, self.step, f"rows of epoch {min(lost)} are missing"
             )
 
@@ -234,7 +237,7 @@ class _MirrorAdvance(MirrorStep):
         if not {DELETED_AT, *(k.name for k in self.key)}.issubset(old.columns):
             return new
         living = outcomes.where(~col(DELETED))
-        gone = (
+        deleted = (
             old.alias("t")
             .join(living.alias("s"), same_key(self.key, "t", "s"), "left_anti")
             .withColumn(
@@ -242,22 +245,23 @@ class _MirrorAdvance(MirrorStep):
             )
         )
         names = [c for c in old.columns if c in new.columns]
-        gone = gone.select(*[col(name) for name in names])
-        return new.unionByName(gone, allowMissingColumns=True).withColumn(
+        deleted = deleted.select(*[col(name) for name in names])
+        return new.unionByName(deleted, allowMissingColumns=True).withColumn(
             DELETED,
             f.coalesce(col(DELETED), f.lit(False)),  # noqa: FBT003
         )
 
     # --- moving -------------------------------------------------------------------------------
 
-    def _move_few(self) -> None:
+    def _advance_folded_in_driver(self) -> None:
+        """Fold the changes in the driver, then merge them, by Spark if the driver can't."""
         changes = self._driver_step.newest()
         if changes is None:
             changes = self._shaped(self._changes()).toArrow()
         self._ensure_all(changes.num_rows)
         ops = set(pc.unique(changes["_cdc_op"]).to_pylist())
         if "t" in ops:
-            self._make()
+            self._create()
             return
         lsn = changes["_cdc_lsn"]
         is_read = pc.equal(changes["_cdc_op"], "r")
@@ -272,11 +276,11 @@ class _MirrorAdvance(MirrorStep):
 
     def _merge_local(self, changes: pa.Table) -> None:
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
-        folded = fold(changes, names, key)
+        folded = fold_to_outcomes(changes, names, key)
         if folded is None:
-            self._move_many()
+            self._advance_folded_in_spark()
             return
-        outcomes = borrow(folded, self.mirror.rows, self.key)
+        outcomes = fill_kept(folded, self.mirror.rows, self.key)
         in_driver = self.mirror.in_driver(self.step.above)
         if in_driver is not None and in_driver.apply(outcomes, key, self.step.signature):
             return
@@ -293,57 +297,61 @@ class _MirrorAdvance(MirrorStep):
             self.step.signature,
         )
 
-    def _move_many(self) -> None:
+    def _advance_folded_in_spark(self) -> None:
+        """Fold and merge the changes by Spark."""
         changes = self._changes()
-        seen = survey(changes, self.key)
-        self._ensure_all(seen.rows)
-        if seen.truncated is not None:
-            self._make()
+        figures = survey(changes, self.key)
+        self._ensure_all(figures.rows)
+        if figures.truncated is not None:
+            self._create()
             return
         self.evolve()
         shaped = self._shaped(changes)
-        if seen.read_from is not None:
-            shaped = self._without_overtaken(shaped, seen.read_from)
-        outcomes = self._folded(shaped, seen, self.mirror.rows)
+        if figures.read_from is not None:
+            shaped = self._without_overtaken(shaped, figures.read_from)
+        outcomes = self._fold_in_spark(shaped, figures, self.mirror.rows)
         self.mirror.apply(
-            Outcomes(outcomes, self.columns, self.key, unsent=seen.unsent, nbytes=self.step.nbytes),
+            Outcomes(
+                outcomes, self.columns, self.key, unsent=figures.unsent, nbytes=self.step.nbytes
+            ),
             self.step.signature,
         )
 
-    def _folded(
-        self, changes: DataFrame, seen: Survey, before: Callable[[], DataFrame] | None
+    def _fold_in_spark(
+        self, changes: DataFrame, figures: Survey, before: Callable[[], DataFrame] | None
     ) -> DataFrame:
-        """Fold by Spark; rows that inherit values from another key are folded in the driver.
+        """Fold by Spark; rows that keep values under an old key are folded in the driver.
 
         `before` returns the rows before the changes; None if there were none.
         """
-        self.ensure_same_key(seen.changed_from)
-        outcomes = fold_in_spark(changes, self.columns, self.key, seen)
-        if not seen.links:
+        self.ensure_same_key(figures.changed_from)
+        outcomes = fold_in_spark(changes, self.columns, self.key, figures)
+        if not figures.links:
             return outcomes
         linked, keys = linked_changes(changes, self.key)
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
-        folded = fold_changes(linked, names, key)
+        folded = fold_row_by_row(linked, names, key)
         local = self.mirror.session.createDataFrame(
-            borrow(folded, before or (lambda: outcomes.limit(0)), self.key)
+            fill_kept(folded, before or (lambda: outcomes.limit(0)), self.key)
         )
         same = same_key(self.key, "s", "k")
         chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")
         others = outcomes.alias("s").join(f.broadcast(keys.alias("k")), same, "left_anti")
         return others.unionByName(chosen.select(*[col(n) for n in others.columns]))
 
-    def _move_whole_rows(self) -> None:
+    def _advance_keyless(self) -> None:
+        """Add and remove copies of rows that are identified by all their values."""
         changes = self._changes()
-        seen = survey(changes, ())
-        self._ensure_all(seen.rows)
-        if seen.truncated is not None:
-            self._make()
+        figures = survey(changes, ())
+        self._ensure_all(figures.rows)
+        if figures.truncated is not None:
+            self._create()
             return
-        self.ensure_same_key(seen.changed_from)
+        self.ensure_same_key(figures.changed_from)
         self.evolve()
-        if seen.rows:
+        if figures.rows:
             shaped = self._shaped(changes)
-            apply_whole_rows(self.mirror, shaped, self.columns, self.added, self.step)
+            apply_keyless(self.mirror, shaped, self.columns, self.added, self.step)
 
 
 def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:

@@ -31,7 +31,7 @@ _EXACT = {
 }
 
 
-def whole_rows(
+def keyless_outcomes(
     changes: DataFrame, columns: Sequence[LakeColumn], added: Sequence[LakeColumn]
 ) -> DataFrame:
     """Return the rows of an empty table after these changes, as outcomes.
@@ -42,7 +42,7 @@ def whole_rows(
     return _copies(rows, col(_COUNT).cast("int")).withColumn(DELETED, f.lit(False))  # noqa: FBT003
 
 
-def apply_whole_rows(
+def apply_keyless(
     table: MirrorTable,
     changes: DataFrame,
     columns: Sequence[LakeColumn],

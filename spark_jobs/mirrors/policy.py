@@ -33,4 +33,4 @@ class MirrorPolicy:
     changed_share: int = 3
 
 
-MIRRORS = MirrorPolicy()
+DEFAULT_POLICY = MirrorPolicy()

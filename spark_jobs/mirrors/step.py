@@ -1,6 +1,6 @@
 """A step of one mirror: what the driver and Spark share, and the whole step in the driver.
 
-The driver runs no Spark job, except for borrowed values.
+The driver runs no Spark job, except to read values kept under an old key.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType
 
-from ingestd.lake.fold.vectorized import above_truncate, fold, unfolded
+from ingestd.lake.fold.vectorized import above_truncate, fold_to_outcomes, snapshot_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.fold.arrow_merge import shaped
-from spark_jobs.fold.borrowed_values import borrow
+from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class MirrorStep:
         if not {k.name for k in self.key}.issubset(there):
             raise self.fault(
                 "its key has another type now, in a separate column",
-                f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
-                " from it",
+                f"`ingestd snapshot {self.lake.source} {self.step.table}`, then the mirror is"
+                " re-created",
             )
         marks = DELETED_AT in there
         if marks != (self.mirror.soft_deletes and bool(self.key)):
@@ -80,8 +80,8 @@ class MirrorStep:
             raise self.fault(
                 f"its replica identity changed at {since}, and earlier changes identify rows by the"
                 " previous one",
-                f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
-                " from it",
+                f"`ingestd snapshot {self.lake.source} {self.step.table}`, then the mirror is"
+                " re-created",
             )
 
     def evolve(self) -> None:
@@ -101,9 +101,9 @@ _EPOCH = "_cdc_epoch"
 class DriverStep(MirrorStep):
     """A step in the driver. Its methods return False or None if Spark must do the work."""
 
-    def make(self) -> bool:
+    def create(self) -> bool:
         """Create a mirror that does not exist yet."""
-        return self._within_limits(self._make)
+        return self._within_limits(self._create)
 
     def advance(self) -> bool:
         """Move a mirror by changes only, without `t` or `r` rows."""
@@ -139,32 +139,34 @@ class DriverStep(MirrorStep):
         found = found.filter(pc.less_equal(found[_EPOCH], through))
         return found if found.num_rows == self.step.rows else None
 
-    def _within_limits(self, way: Callable[[], bool]) -> bool:
-        """Run `way`, for large steps one at a time; return False if the driver can't."""
+    def _within_limits(self, attempt: Callable[[], bool]) -> bool:
+        """Run `attempt`, for large steps one at a time; return False if the driver can't."""
         policy = self.mirror.policy
         if self.step.rows > policy.driver_rows or self.step.nbytes > policy.driver_bytes:
             return False
         with self.mirror.files.room_for(self.step.nbytes):
-            return way()
+            return attempt()
 
-    def _make(self) -> bool:
+    def _create(self) -> bool:
         in_driver = self.mirror.in_driver(0)
-        if in_driver is None or self.mirror.is_there:
+        if in_driver is None or self.mirror.exists:
             return False
         changes = self.newest()
-        outcomes = None if changes is None else self._made_of(above_truncate(changes))
+        outcomes = (
+            None if changes is None else self._outcomes_for_empty_mirror(above_truncate(changes))
+        )
         if outcomes is None or not self.mirror.create(self.columns, self.key, self.step.signature):
             return False
         return in_driver.apply(outcomes, [k.name for k in self.key], self.step.signature)
 
-    def _made_of(self, changes: pa.Table) -> pa.Table | None:
+    def _outcomes_for_empty_mirror(self, changes: pa.Table) -> pa.Table | None:
         """Return the outcomes of changes to an empty table."""
         names = [c.name for c in self.columns]
         is_read = pc.equal(changes["_cdc_op"], "r")
         if pc.all(is_read).as_py() and pc.count_distinct(changes["_cdc_lsn"]).as_py() <= 1:
-            return unfolded(changes, names)
-        folded = fold(changes, names, [k.name for k in self.key]) if self.key else None
-        if folded is None or folded.borrowed:
+            return snapshot_outcomes(changes, names)
+        folded = fold_to_outcomes(changes, names, [k.name for k in self.key]) if self.key else None
+        if folded is None or folded.kept_under_old_key:
             return None
         changed_from = pc.min(pc.filter(changes["_cdc_lsn"], pc.invert(is_read))).as_py()
         self.ensure_same_key(changed_from)
@@ -179,11 +181,11 @@ class DriverStep(MirrorStep):
             return False
         self.ensure_same_key(pc.min(changes["_cdc_lsn"]).as_py())
         key = [k.name for k in self.key]
-        folded = fold(changes, [c.name for c in self.columns], key)
+        folded = fold_to_outcomes(changes, [c.name for c in self.columns], key)
         if folded is None:
             return False
         self.evolve()
-        outcomes = borrow(folded, self.mirror.rows, self.key)
+        outcomes = fill_kept(folded, self.mirror.rows, self.key)
         return in_driver.apply(outcomes, key, self.step.signature)
 
 

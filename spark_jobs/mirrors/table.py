@@ -36,7 +36,7 @@ from spark_jobs.lake.columns import (
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
 from spark_jobs.mirrors.driver_merge import DriverMerge
-from spark_jobs.mirrors.policy import MIRRORS, MirrorPolicy
+from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,10 +93,10 @@ class MirrorTable:
     soft_deletes: bool = False
     files: MirrorFiles = field(default_factory=MirrorFiles)
     checked: CheckedTables = field(default_factory=CheckedTables)
-    policy: MirrorPolicy = MIRRORS
+    policy: MirrorPolicy = DEFAULT_POLICY
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Return whether the Delta table exists."""
         return DeltaTable.isDeltaTable(self.session, self.path)
 
@@ -189,7 +189,7 @@ class MirrorTable:
         (Options of a write set them for a new table only.)
         """
         session, path = self.session, self.path
-        before = table_property(session, path, _STATS_COLUMNS) if self.is_there else stats_columns
+        before = table_property(session, path, _STATS_COLUMNS) if self.exists else stats_columns
         table = f"delta.{quoted(path)}"
         if before not in {None, stats_columns}:
             session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{_STATS_COLUMNS}')")

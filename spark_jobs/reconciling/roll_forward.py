@@ -50,7 +50,7 @@ class RolledForward:
             frame.unpersist()
 
 
-def moved_on(
+def roll_forward(
     source: DataFrame, changes: DataFrame | None, comparison: ComparedTable
 ) -> RolledForward:
     """Roll `source` forward by `changes`: raw rows from its position on; None without any.

@@ -18,7 +18,7 @@ from ingestd.model.schema import Table, TableId
 from spark_jobs.cli.arguments import spark_uri
 from spark_jobs.lake.lake_state import known_tables, lake_position
 from spark_jobs.lake.source_lake import SourceLake
-from spark_jobs.mirrors.position import (
+from spark_jobs.reconciling.mirror_position import (
     EpochsAround,
     MirrorRow,
     await_found,

@@ -14,13 +14,6 @@ from ingestd.model.schema import Table
 from spark_jobs.lake.source_lake import SourceLake
 from spark_jobs.lake.tables import Definition, Registry
 from spark_jobs.lake.targets import table_path
-from spark_jobs.mirrors.position import (
-    EpochsAround,
-    MirrorRow,
-    MirrorVersion,
-    mirror_rows,
-    newest_version,
-)
 from spark_jobs.reconciling.differences import (
     DIFFERENT,
     EXTRA,
@@ -30,6 +23,13 @@ from spark_jobs.reconciling.differences import (
     sums_by_range,
     total_rows,
 )
+from spark_jobs.reconciling.mirror_position import (
+    EpochsAround,
+    MirrorRow,
+    MirrorVersion,
+    mirror_rows,
+    newest_version,
+)
 from spark_jobs.reconciling.report import (
     Example,
     ReconcileState,
@@ -37,7 +37,7 @@ from spark_jobs.reconciling.report import (
     TableResult,
     append_differences,
 )
-from spark_jobs.reconciling.roll_forward import moved_on
+from spark_jobs.reconciling.roll_forward import roll_forward
 from spark_jobs.reconciling.row_hashes import RAW, ComparedTable, hashed, named
 from spark_jobs.reconciling.source_point import SourcePoint
 from spark_jobs.source.schema import spark_type
@@ -91,11 +91,11 @@ class TableComparison:
     def _compare(self, table: Table) -> TableResult:
         definition = self._definition(table)
         comparison, note = self._columns(table, definition)
-        found, there = self._mirror(table, comparison)
+        found, mirror = self._mirror(table, comparison)
         source = snapshot_frame(self._session, self._point.rows(table, self._settings.split_bytes))
         changes = None if found is None else self._changes(str(table.id), found.epoch)
         try:
-            result = self._held(table, comparison, source, changes, there)
+            result = self._compare_rows(table, comparison, source, changes, mirror)
         except Exception as error:
             fault = task_fault(error)
             if fault is None:
@@ -103,7 +103,7 @@ class TableComparison:
             raise fault from error
         self._point.ensure_unreplaced(table)
         if result.state is not ReconcileState.EQUAL:
-            self._ensure_whole_still(table)
+            self._ensure_still_complete(table)
         epoch, version = (None, None) if found is None else (found.epoch, found.version)
         return replace(result, epoch=epoch, mirror_version=version, note=note)
 
@@ -116,7 +116,7 @@ class TableComparison:
         brought_to, now = self._row.schemas.get(name), self._registry.at(name)
         if now is not None and now.schema_version == brought_to:
             definition = now
-        if definition is None or not definition.is_whole:
+        if definition is None or not definition.is_complete:
             state = None if definition is None else definition.state
             if definition is not None and state is TableState.STOPPED:
                 raise TableError(
@@ -186,17 +186,17 @@ class TableComparison:
 
     # --- comparing ----------------------------------------------------------------------------
 
-    def _held(
+    def _compare_rows(
         self,
         table: Table,
         comparison: ComparedTable,
         source: DataFrame,
         changes: DataFrame | None,
-        there: DataFrame,
+        mirror: DataFrame,
     ) -> TableResult:
-        expected = moved_on(source, changes, comparison)
+        expected = roll_forward(source, changes, comparison)
         try:
-            ours, theirs = sums_by_range(expected.rows), sums_by_range(there)
+            ours, theirs = sums_by_range(expected.rows), sums_by_range(mirror)
             result = TableResult(
                 str(table.id),
                 ReconcileState.EQUAL,
@@ -207,15 +207,15 @@ class TableComparison:
             ranges = differing_ranges(ours, theirs)
             if not ranges:
                 return result
-            found = differences(expected.rows, there, ranges, comparison).persist()
+            found = differences(expected.rows, mirror, ranges, comparison).persist()
             try:
-                return self._named(result, found)
+                return self._with_differences(result, found)
             finally:
                 found.unpersist()
         finally:
             expected.close()
 
-    def _named(self, result: TableResult, found: DataFrame) -> TableResult:
+    def _with_differences(self, result: TableResult, found: DataFrame) -> TableResult:
         counts = {r[0]: r[1] for r in found.groupBy("kind").agg(f.sum("count")).collect()}
         if self._settings.report is not None:
             append_differences(self._settings.report, self._run, result.table, found)
@@ -229,10 +229,10 @@ class TableComparison:
             examples=tuple(map(Example.from_row, shown.collect())),
         )
 
-    def _ensure_whole_still(self, table: Table) -> None:
+    def _ensure_still_complete(self, table: Table) -> None:
         """Raise TableChangedError if the daemon is about to fix a difference by a re-read."""
         now = self._lake.registry().at(str(table.id))
-        if now is None or not now.is_whole:
+        if now is None or not now.is_complete:
             raise TableChangedError(
                 table.id, "is being re-read by the daemon", remedy="compare it when it is live"
             )
@@ -247,19 +247,19 @@ def snapshot_schema(session: SparkSession, comparison: ComparedTable) -> DataFra
 
 def _conformed(table: Table, rows: DataFrame, comparison: ComparedTable) -> DataFrame:
     """Return the compared columns of a mirror; one that it lacks is null."""
-    there = {field.name: field.dataType for field in rows.schema.fields}
+    types = {field.name: field.dataType for field in rows.schema.fields}
     columns = []
     for name, kind in comparison.columns:
-        if name not in there:
+        if name not in types:
             columns.append(f.lit(None).cast(kind).alias(name))
             continue
-        if there[name].simpleString() != kind.simpleString():
+        if types[name].simpleString() != kind.simpleString():
             raise TableError(
                 table.id,
-                f"column {name!r} of its mirror is {there[name].simpleString()}, in the lake"
+                f"column {name!r} of its mirror is {types[name].simpleString()}, in the lake"
                 f" {kind.simpleString()}",
                 remedy="remove the table's folder, and let the mirror job re-create it",
             )
         columns.append(named(name))
-    raw = named(RAW) if RAW in there else f.lit(None).cast("map<string,string>")
+    raw = named(RAW) if RAW in types else f.lit(None).cast("map<string,string>")
     return rows.select(*columns, raw.alias(RAW))

@@ -172,8 +172,8 @@ class HeldSnapshot:
     def _idle_s(self) -> float:
         if self.idle_s is not None:
             return self.idle_s
-        is_whole = self._begun and not any(begun.unread for begun in self._begun.values())
-        return WHOLE_IDLE_S if is_whole else PARTLY_IDLE_S
+        is_all_read = self._begun and not any(begun.unread for begun in self._begun.values())
+        return WHOLE_IDLE_S if is_all_read else PARTLY_IDLE_S
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -133,24 +133,24 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _command(pid: int) -> str:
-    return _told(pid, "cmdline", "command").replace("\0", " ")
+    return _process_field(pid, "cmdline", "command").replace("\0", " ")
 
 
 def _parent(pid: int) -> int:
-    status = _told(pid, "stat", "ppid")
+    status = _process_field(pid, "stat", "ppid")
     # The name in parentheses may contain blanks; state and parent follow it.
     return int(status.rpartition(")")[2].split()[1] if ")" in status else status)
 
 
 def _started(pid: int) -> str:
     """Return the start time of a process, to distinguish processes that reuse a pid."""
-    status = _told(pid, "stat", "lstart")
+    status = _process_field(pid, "stat", "lstart")
     if ")" in status:
         return status.rpartition(")")[2].split()[19]
     return "".join(c for c in status if c.isalnum())
 
 
-def _told(pid: int, file: str, column: str) -> str:
+def _process_field(pid: int, file: str, column: str) -> str:
     """Return a field of a process from /proc, or from ps if /proc does not exist."""
     path = Path(f"/proc/{pid}/{file}")
     if path.exists():

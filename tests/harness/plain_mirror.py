@@ -50,7 +50,7 @@ def write_mirrors(lake: Path, source: str, target: Path) -> int:
     versions = []
     for table in registry.tables:
         definition = registry.at(table)
-        if definition is None or not definition.is_whole:
+        if definition is None or not definition.is_complete:
             continue
         raw = read_raw(str(lake), source, TableId.parse(table))
         changes = [r for r in raw.to_pylist() if r["_cdc_epoch"] <= last["epoch"]]

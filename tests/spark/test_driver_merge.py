@@ -117,7 +117,7 @@ class DriverOnly(MirrorTable):
 
 
 def in_driver(**limits: int) -> MirrorJob:
-    return MirrorJob(table_type=DriverOnly, policy=MirrorPolicy(**limits))
+    return MirrorJob(mirror_type=DriverOnly, policy=MirrorPolicy(**limits))
 
 
 def by_way(**limits: int) -> MirrorJob:
@@ -220,9 +220,9 @@ class FullDisk(MirrorTable):
 
 def test_what_the_driver_cant_do_is_done_by_spark(mirror: Mirror) -> None:
     first = {"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"}
-    mirror.run(first, job=MirrorJob(table_type=FullDisk))
+    mirror.run(first, job=MirrorJob(mirror_type=FullDisk))
     second = {"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"}
-    mirror.run(second, job=MirrorJob(table_type=FullDisk))
+    mirror.run(second, job=MirrorJob(mirror_type=FullDisk))
     third = {"_cdc_op": "c", "_cdc_seq": 1, "id": 3, "note": "third"}
     mirror.run(third, job=by_way(read_memory_bytes=0))
     found = {n: row["note"] for n, row in mirror.rows().items()}
@@ -244,7 +244,7 @@ class Killed(MirrorTable):
 def test_killed_between_making_a_mirror_and_its_rows(mirror: Mirror) -> None:
     first = {"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"}
     with pytest.raises(AssertionError):
-        mirror.run(first, job=MirrorJob(table_type=Killed))
+        mirror.run(first, job=MirrorJob(mirror_type=Killed))
     assert mirror.spark.read.format("delta").load(mirror.path).count() == 0
     assert not latest(mirror.spark, mirror.target)
     mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"})

@@ -18,7 +18,7 @@ from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.model.errors import FolderError
 from spark_jobs.delta_log.checked_tables import CheckedTables, name_within
 from spark_jobs.delta_log.commits import Signature, log_entries
-from spark_jobs.delta_log.deletion_vectors import rows_gone, vector_files_of
+from spark_jobs.delta_log.driver_files import deleted_rows, vector_files_of
 from spark_jobs.engine.epoch_query import EpochQuery
 from spark_jobs.epochs import latest
 from spark_jobs.history import as_of_lsn
@@ -76,14 +76,14 @@ def entries(commit: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in commit.read_text().splitlines()]
 
 
-def poison(folder: Path, out: Path, kind: str, *, is_told: bool = False) -> None:
-    """Have the newest commit name its file elsewhere. `is_told`: with its statistics."""
+def poison(folder: Path, out: Path, kind: str, *, has_statistics: bool = False) -> None:
+    """Have the newest commit name its file elsewhere. `has_statistics`: with its statistics."""
     commit = newest_commit(folder)
     found = entries(commit)
     for entry in found:
         if "add" in entry:
             entry["add"]["path"] = lead_out(folder, entry["add"]["path"], out, kind)
-            if not is_told:
+            if not has_statistics:
                 entry["add"].pop("stats")
     commit.write_text("".join(json.dumps(entry) + "\n" for entry in found))
     commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
@@ -197,7 +197,7 @@ def test_a_deletion_vector_elsewhere_is_not_read(
     with pytest.raises(FolderError, match=r"stored elsewhere|is a symbolic link"):
         tables.rows(spark, str(folder))
     with pytest.raises(FolderError, match=r"stored elsewhere|is a symbolic link"):
-        rows_gone(spark, str(folder), add)
+        deleted_rows(spark, str(folder), add)
 
 
 def test_the_stream_of_epochs_reads_no_file_elsewhere(

@@ -1,1 +1,1 @@
-"""Current rows from changes."""
+"""Current rows from changes: `vectorized` folds to outcomes, `plain` is the definition."""

@@ -1,8 +1,9 @@
-"""A fold of some changes to one outcome per key: what they make of a row that they don't have.
+"""Outcomes: what some changes make of each key's row, which they do not have completely.
 
-Row by row, for the few rows that `ingestd.lake.fold.vectorized` can't fold. Only keys become Python
-values: the fold decides which change each value is taken from, and Arrow takes it.
-`spark_jobs.fold.spark_sql` does the same in Spark.
+And their fold row by row, for the few rows that `ingestd.lake.fold.vectorized` can't fold. Only
+keys become Python values: the fold decides which change each value is taken from, and Arrow takes
+it. A value is *unsent* if an update did not send it, and *kept* if it is from the row before the
+changes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KEPT = "_cdc_kept"
 """Column of an outcome: the columns that keep the value from before the changes."""
 
 Key = tuple[Hashable, ...]
-_CARRIED = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
+_OF_NEWEST_CHANGE = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +50,24 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gone:
+class _Deleted:
     at: int
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedKey:
+class FoldedChanges:
     """One row per key that the changes affect.
 
-    `outcomes`: the source columns, `_cdc_raw`, those of `carried`, DELETED, KEPT. `borrowed`:
-    values that the row of another key had before the changes, because the key changed: (number of
-    the outcome, column, other key).
+    `outcomes`: the source columns, `_cdc_raw`, `newest_change_columns`, DELETED, KEPT.
+    `kept_under_old_key`: kept values of rows whose key changed, not named in KEPT: (number of the
+    outcome, column, key of the row before the changes).
     """
 
     outcomes: pa.Table
-    borrowed: Sequence[tuple[int, str, Key]]
+    kept_under_old_key: Sequence[tuple[int, str, Key]]
 
 
-def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> FoldedKey:
+def fold_row_by_row(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> FoldedChanges:
     """Fold rows of a raw table, in any order and without `t`, to one outcome per key.
 
     `columns`: the source columns, all in `changes`; `key` is among them.
@@ -76,9 +77,9 @@ def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) 
     return _outcomes(changes, rows, columns, key)
 
 
-def carried(changes: pa.Table) -> list[str]:
-    """Return the columns of an outcome that are taken from the key's newest change."""
-    return [name for name in _CARRIED if name in changes.column_names]
+def newest_change_columns(changes: pa.Table) -> list[str]:
+    """Return the `_cdc_` columns that an outcome has from the key's newest change."""
+    return [name for name in _OF_NEWEST_CHANGE if name in changes.column_names]
 
 
 def keys_of(changes: pa.Table, key: Sequence[str]) -> list[Key]:
@@ -125,23 +126,25 @@ def _key(
     )
 
 
-def _fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> dict[Key, _Row | _Gone]:
+def _fold(
+    changes: pa.Table, columns: Sequence[str], key: Sequence[str]
+) -> dict[Key, _Row | _Deleted]:
     wanted = set(columns)
     lsn = changes["_cdc_lsn"].to_numpy()
     seq = changes["_cdc_seq"].to_numpy()
     ops = changes["_cdc_op"].to_pylist()
     unsent = changes["_cdc_unchanged"].to_pylist()
     keys, old_keys, sent_before = keys_of(changes, key), old_keys_of(changes, key), _Before(changes)
-    rows: dict[Key, _Row | _Gone] = {}
+    rows: dict[Key, _Row | _Deleted] = {}
     for i in np.lexsort((seq, lsn)).tolist():
         mine = keys[i]
         if ops[i] == DELETE:
-            rows[mine] = _Gone(i)
+            rows[mine] = _Deleted(i)
             continue
         origin = old_keys.get(i, mine)
         previous = rows.get(origin)
         if origin != mine:
-            rows[origin] = _Gone(i)
+            rows[origin] = _Deleted(i)
         row = rows[mine] = _Row(i)
         for name in (n for n in unsent[i] or () if n in wanted):
             if sent_before.has(i, name):
@@ -182,17 +185,17 @@ def before_column(changes: pa.Table, name: str) -> pa.Array:
 
 def _outcomes(
     changes: pa.Table,
-    rows: Mapping[Key, _Row | _Gone],
+    rows: Mapping[Key, _Row | _Deleted],
     columns: Sequence[str],
     key: Sequence[str],
-) -> FoldedKey:
+) -> FoldedChanges:
     found = list(rows.items())
     newest = np.fromiter((row.at for _, row in found), np.int64, len(found))
-    borrowed: list[tuple[int, str, Key]] = []
+    under_old_key: list[tuple[int, str, Key]] = []
     kept: list[list[str] | None] = [None] * len(found)
     taken: dict[str, dict[int, int | None]] = {}
     for number, (mine, row) in enumerate(found):
-        if isinstance(row, _Gone):
+        if isinstance(row, _Deleted):
             continue
         for name, i in row.taken.items():
             taken.setdefault(name, {})[number] = i
@@ -201,50 +204,50 @@ def _outcomes(
             if whose == mine:
                 kept[number] = [*(kept[number] or []), name]
             else:
-                borrowed.append((number, name, whose))
+                under_old_key.append((number, name, whose))
     # If a key is deleted because it changed, its value is in the change's old row.
     ops = changes["_cdc_op"].to_pylist()
     renamed = {
         n: row.at
         for n, (_, row) in enumerate(found)
-        if isinstance(row, _Gone) and ops[row.at] != DELETE
+        if isinstance(row, _Deleted) and ops[row.at] != DELETE
     }
     arrays = []
     for name in columns:
-        places: dict[int, int | None] = dict(taken.get(name, {}))
+        sources: dict[int, int | None] = dict(taken.get(name, {}))
         if name in key:
-            places |= {n: -1 - i for n, i in renamed.items()}
-        arrays.append(_newest_values(changes, name, newest, places))
+            sources |= {n: -1 - i for n, i in renamed.items()}
+        arrays.append(_newest_values(changes, name, newest, sources))
     raws = _outcome_raws(changes, found, taken, renamed)
-    deleted = [isinstance(row, _Gone) for _, row in found]
+    deleted = [isinstance(row, _Deleted) for _, row in found]
     table = pa.table(
         {
             **dict(zip(columns, arrays, strict=True)),
             "_cdc_raw": raws,
-            **{name: changes[name].take(newest) for name in carried(changes)},
+            **{name: changes[name].take(newest) for name in newest_change_columns(changes)},
             DELETED: pa.array(deleted, pa.bool_()),
             KEPT: pa.array(kept, pa.list_(pa.string())),
         }
     )
-    return FoldedKey(table, borrowed)
+    return FoldedChanges(table, under_old_key)
 
 
 def _newest_values(
     changes: pa.Table,
     name: str,
     newest: NDArray[np.int64],
-    places: Mapping[int, int | None],
+    sources: Mapping[int, int | None],
 ) -> pa.Array | pa.ChunkedArray:
     column = changes[name]
-    if not places:
+    if not sources:
         return column.take(newest)
     values = column.combine_chunks()
     count = len(values)
-    if any(i is not None and i < 0 for i in places.values()):
+    if any(i is not None and i < 0 for i in sources.values()):
         values = pa.concat_arrays([values, before_column(changes, name).cast(values.type)])
     indices = newest.copy()
     absent = np.zeros(len(indices), bool)
-    for number, i in places.items():
+    for number, i in sources.items():
         if i is None:
             absent[number] = True
         else:
@@ -254,7 +257,7 @@ def _newest_values(
 
 def _outcome_raws(
     changes: pa.Table,
-    found: Sequence[tuple[Key, _Row | _Gone]],
+    found: Sequence[tuple[Key, _Row | _Deleted]],
     taken: Mapping[str, Mapping[int, int | None]],
     renamed: Mapping[int, int],
 ) -> pa.Array:
@@ -268,10 +271,10 @@ def _outcome_raws(
             else:
                 own = raws.get(row.at, {})
                 texts = {k: v for k, v in own.items() if not k.startswith(OF_BEFORE)}
-            for name, places in taken.items():
-                if number in places:
+            for name, sources in taken.items():
+                if number in sources:
                     texts.pop(name, None)
-                    text = _text(raws, places[number], name)
+                    text = _text(raws, sources[number], name)
                     if text is not None:
                         texts[name] = text
             outcomes[number] = sorted(texts.items()) or None

@@ -50,7 +50,7 @@ def _fold_keyed(changes: Iterable[Row], columns: Sequence[str], key: Sequence[st
             continue
         # An update with another key removes the old row, which has the values that were not sent.
         old = current.pop(old_key, None) if before is not None else current.get(old_key)
-        _fill_unchanged(change, row, before, old)
+        _fill_unsent(change, row, before, old)
         current[_identity(row, key)] = row
     return list(current.values())
 
@@ -69,7 +69,7 @@ def _fold_multiset(changes: Iterable[Row], columns: Sequence[str]) -> list[Row]:
             if equal:
                 equal.pop()
         if operation != DELETE:
-            _fill_unchanged(change, row, before, None)
+            _fill_unsent(change, row, before, None)
             current.setdefault(_identity(row, columns), []).append(row)
     return [row for equal in current.values() for row in equal]
 
@@ -87,7 +87,7 @@ def _before(change: Row) -> Row | None:
     return {name: raw.get(OF_BEFORE + name, value) for name, value in before.items()}
 
 
-def _fill_unchanged(
+def _fill_unsent(
     change: Row, row: Row, before: Mapping[str, Any] | None, old: Mapping[str, Any] | None
 ) -> None:
     """Fill in values that the server did not send: from the old row it sent, or from ours."""

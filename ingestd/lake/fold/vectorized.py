@@ -1,6 +1,7 @@
-"""The fold of `ingestd.lake.fold.outcomes` by arrays, for the rows that allow it: most of them.
+"""The fold to outcomes that reference tables and Spark jobs use: by arrays, where rows allow it.
 
-Rows with values that their columns can't represent are folded one by one.
+Rows with values that their columns can't represent are folded row by row (`outcomes.py`).
+Batches too large for memory are folded by Spark (`spark_jobs.fold.spark_sql`).
 """
 
 from __future__ import annotations
@@ -16,47 +17,49 @@ from numpy.typing import NDArray
 from ingestd.lake.fold.outcomes import (
     DELETED,
     KEPT,
-    FoldedKey,
+    FoldedChanges,
     Key,
     before_column,
-    carried,
-    fold_changes,
+    fold_row_by_row,
     keys_of,
+    newest_change_columns,
     old_keys_of,
 )
 from ingestd.lake.fold.row_keys import Ints, RowKeys, are_compared
 from ingestd.model.changes import DELETE, TRUNCATE, UPDATE
 
 MAX_SINGLY = 50_000
-"""The greatest number of rows that are folded one by one, and of values that are borrowed."""
+"""The greatest number of rows that are folded one by one, and of values kept under an old key."""
 _NOTHING, _GONE = -1, -2
 """Instead of the change that left a row: there is none, or it removed the row."""
 
 _Mask = NDArray[np.bool_]
 
 
-def fold(
+def fold_to_outcomes(
     changes: pa.Table, columns: Sequence[str], key: Sequence[str], max_singly: int = MAX_SINGLY
-) -> FoldedKey | None:
-    """Fold as `fold_changes`, in any order of outcomes; None: too many rows to fold here."""
+) -> FoldedChanges | None:
+    """Fold as `fold_row_by_row`, in any order of outcomes; None: too many rows to fold here."""
     changes = changes.combine_chunks()
     if not changes.num_rows or not are_compared(changes, key):
-        return fold_changes(changes, columns, key) if changes.num_rows <= max_singly else None
+        return fold_row_by_row(changes, columns, key) if changes.num_rows <= max_singly else None
     keys = _ChangedKeys.from_changes(changes, key)
     is_single = keys.to_fold_singly(changes)
     if not is_single.any():
-        return _ByArrays(changes, keys, columns, key).folded(max_singly)
+        return _ByArrays(changes, keys, columns, key).fold(max_singly)
     singles = changes.filter(pa.array(is_single))
     if singles.num_rows > max_singly:
         return None
-    folded = fold_changes(singles, columns, key)
+    folded = fold_row_by_row(singles, columns, key)
     if is_single.all():
         return folded
     others = changes.filter(pa.array(~is_single)).combine_chunks()
-    found = _ByArrays(others, keys.among(~is_single), columns, key).folded(max_singly)
-    # (all keys that changed are among `singles`, so only `folded` borrows)
+    found = _ByArrays(others, keys.among(~is_single), columns, key).fold(max_singly)
+    # (all keys that changed are among `singles`, so only `folded` keeps values under old keys)
     assert found is not None
-    return FoldedKey(pa.concat_tables([folded.outcomes, found.outcomes]), folded.borrowed)
+    return FoldedChanges(
+        pa.concat_tables([folded.outcomes, found.outcomes]), folded.kept_under_old_key
+    )
 
 
 def above_truncate(changes: pa.Table) -> pa.Table:
@@ -70,9 +73,9 @@ def above_truncate(changes: pa.Table) -> pa.Table:
     return changes.filter(pa.array((lsn > last) | ((lsn == last) & (seq > last_seq))))
 
 
-def unfolded(changes: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return rows as outcomes without a fold: a snapshot has one complete row per key."""
-    rows = changes.select([*columns, "_cdc_raw", *carried(changes)])
+def snapshot_outcomes(changes: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return the rows of a snapshot as outcomes: it has one complete row per key."""
+    rows = changes.select([*columns, "_cdc_raw", *newest_change_columns(changes)])
     rows = rows.append_column(DELETED, pa.array(np.zeros(rows.num_rows, bool)))
     return rows.append_column(KEPT, _lists({}, rows.num_rows))
 
@@ -141,11 +144,11 @@ class _ByArrays:
         self._is_vacated = last % 2 == 0
         self._is_deleted = self._is_vacated | self._is_delete[self._at]
 
-    def folded(self, max_borrowed: int) -> FoldedKey | None:
+    def fold(self, max_kept: int) -> FoldedChanges | None:
         unsent = self._changes["_cdc_unchanged"].combine_chunks()
         parents, names = pc.list_parent_indices(unsent).to_numpy(), pc.list_flatten(unsent)
         arrays, kept = {}, {}
-        borrowed: list[tuple[int, str, int]] = []
+        under_old_key: list[tuple[int, str, int]] = []
         for name in self._columns:
             is_unsent = np.zeros(self._changes.num_rows, bool)
             is_unsent[parents[_mask(pc.equal(names, name))]] = True
@@ -155,24 +158,24 @@ class _ByArrays:
                 is_mine = self._old[begins] == self._own[self._at]
                 kept[name] = is_absent & is_mine
                 others = np.flatnonzero(is_absent & ~is_mine).tolist()
-                borrowed += [(n, name, int(begins[n])) for n in others]
+                under_old_key += [(n, name, int(begins[n])) for n in others]
             if name in self._key:
                 rows = self._order[self._at] + self._changes.num_rows
                 source = np.where(self._is_vacated, rows, source)
             arrays[name] = self._values(name, source, is_absent)
-        if len(borrowed) > max_borrowed:
+        if len(under_old_key) > max_kept:
             return None
         newest = pa.array(self._order[self._at])
         outcomes = pa.table(
             {
                 **arrays,
                 "_cdc_raw": pa.nulls(len(newest), pa.map_(pa.string(), pa.string())),
-                **{n: self._changes[n].take(newest) for n in carried(self._changes)},
+                **{n: self._changes[n].take(newest) for n in newest_change_columns(self._changes)},
                 DELETED: pa.array(self._is_deleted),
                 KEPT: _lists(kept, len(newest)),
             }
         )
-        return FoldedKey(outcomes, self._with_keys(borrowed))
+        return FoldedChanges(outcomes, self._with_keys(under_old_key))
 
     def _followed(self) -> tuple[Ints, Ints]:
         """Return each key's last event, and for each change the one that left its row before."""
@@ -184,8 +187,8 @@ class _ByArrays:
         keys, events = keys[order], events[order]
         is_first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
         rows, is_own = events // 2, events % 2 == 1
-        left = np.where(is_own & ~self._is_delete[rows], rows, _GONE)
-        before = np.where(is_first, _NOTHING, np.roll(left, 1))
+        row_after = np.where(is_own & ~self._is_delete[rows], rows, _GONE)
+        before = np.where(is_first, _NOTHING, np.roll(row_after, 1))
         is_origin = ~is_own | (self._own == self._old)[rows]
         came_from: Ints = np.full(count, _NOTHING)
         came_from[rows[is_origin]] = before[is_origin]
@@ -225,15 +228,15 @@ class _ByArrays:
             return pa.nulls(len(like), like.type)
         return before_column(self._changes, name).cast(like.type)
 
-    def _with_keys(self, borrowed: Sequence[tuple[int, str, int]]) -> list[tuple[int, str, Key]]:
-        """Return what is borrowed, with the old key of each change instead of its number."""
-        if not borrowed:
+    def _with_keys(self, kept: Sequence[tuple[int, str, int]]) -> list[tuple[int, str, Key]]:
+        """Return these kept values, with the old key of each change instead of its number."""
+        if not kept:
             return []
-        every = {at: n for n, at in enumerate(dict.fromkeys(at for _, _, at in borrowed))}
+        every = {at: n for n, at in enumerate(dict.fromkeys(at for _, _, at in kept))}
         rows = self._changes.take(pa.array(self._order[list(every)])).combine_chunks()
         own, old = keys_of(rows, self._key), old_keys_of(rows, self._key)
         keys = [old.get(n, mine) for n, mine in enumerate(own)]
-        return [(number, name, keys[every[at]]) for number, name, at in borrowed]
+        return [(number, name, keys[every[at]]) for number, name, at in kept]
 
 
 def _lists(kept: dict[str, _Mask], count: int) -> pa.Array:

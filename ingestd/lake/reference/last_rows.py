@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.lake.fold.outcomes import DELETED, KEPT, FoldedKey, Key
-from ingestd.lake.fold.vectorized import fold
+from ingestd.lake.fold.outcomes import DELETED, KEPT, FoldedChanges, Key
+from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.model.changes import DELETE, OF_BEFORE, RESERVED_PREFIX, UPDATE, field_of
 
 NEEDED = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_before", "_cdc_unchanged", "_cdc_raw")
@@ -30,7 +30,7 @@ def last_rows(rows: pa.Table, key: Sequence[str], refuse: Refuse) -> pa.Table:
     for name in key:
         if not texts.isdisjoint((name, OF_BEFORE + name)):
             raise refuse(name)
-    folded = fold(_with_keys(rows, key, refuse), names, key, rows.num_rows * len(names))
+    folded = fold_to_outcomes(_with_keys(rows, key, refuse), names, key, rows.num_rows * len(names))
     assert folded is not None
     outcomes = _with_bases(folded, key)
     is_deleted = outcomes[DELETED].to_numpy()
@@ -72,14 +72,14 @@ def _with_keys(rows: pa.Table, key: Sequence[str], refuse: Refuse) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("_cdc_before"), "_cdc_before", keys)
 
 
-def _with_bases(folded: FoldedKey, key: Sequence[str]) -> pa.Table:
+def _with_bases(folded: FoldedChanges, key: Sequence[str]) -> pa.Table:
     """Return outcomes with the columns that did not change, and the key that a row had before."""
     rows, unchanged = folded.outcomes, folded.outcomes[KEPT]
     types = [rows.schema.field(name).type for name in key]
     bases: list[Key | None] = [None] * rows.num_rows
-    if folded.borrowed:
+    if folded.kept_under_old_key:
         lists = unchanged.to_pylist()
-        for number, name, whose in folded.borrowed:
+        for number, name, whose in folded.kept_under_old_key:
             lists[number], bases[number] = [*(lists[number] or ()), name], whose
         unchanged = pa.array(lists, unchanged.type)
         columns = [

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.delta_log.driver_commit import statistics
-from spark_jobs.mirrors.driver_merge import _that_may_have
+from spark_jobs.mirrors.driver_merge import _files_that_may_have
 
 SCHEMA = pa.schema(
     [
@@ -66,6 +66,6 @@ def test_files_are_selected_by_key(keys: list[int], files: list[str]) -> None:
         return {"path": path, "stats": json.dumps({name: {"id": at} for name, at in bounds})}
 
     adds = {"a": add("a", 5, 10), "b": add("b", 20, 30)}
-    found = _that_may_have(adds, pa.table({"id": keys}), "id")
+    found = _files_that_may_have(adds, pa.table({"id": keys}), "id")
     assert [one["path"] for one in found] == files
-    assert len(_that_may_have({"c": {"path": "c"}}, pa.table({"id": keys}), "id")) == 1
+    assert len(_files_that_may_have({"c": {"path": "c"}}, pa.table({"id": keys}), "id")) == 1

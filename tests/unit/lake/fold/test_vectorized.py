@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.lake.fold.outcomes import fold_changes
-from ingestd.lake.fold.vectorized import above_truncate, fold
+from ingestd.lake.fold.outcomes import fold_row_by_row
+from ingestd.lake.fold.vectorized import above_truncate, fold_to_outcomes
 
 RAW = pa.map_(pa.string(), pa.string())
 COLUMNS = ("id", "part", "a", "b")
@@ -59,9 +59,9 @@ def _change(draw: st.DrawFn, place: int) -> dict[str, Any]:
     return row
 
 
-def _by_key(outcomes: pa.Table, borrowed: Any, key: tuple[str, ...]) -> dict[Any, Any]:
+def _by_key(outcomes: pa.Table, under_old_key: Any, key: tuple[str, ...]) -> dict[Any, Any]:
     owned: dict[int, set[Any]] = {}
-    for number, name, whose in borrowed:
+    for number, name, whose in under_old_key:
         owned.setdefault(number, set()).add((name, whose))
     found = {}
     for number, row in enumerate(outcomes.to_pylist()):
@@ -78,12 +78,12 @@ def test_it_is_the_fold_of_one_after_another(
     key: tuple[str, ...], rows: list[dict[str, Any]]
 ) -> None:
     changes = pa.Table.from_pylist(rows, SCHEMA)
-    expected = fold_changes(changes, COLUMNS, key)
-    found = fold(changes, COLUMNS, key)
+    expected = fold_row_by_row(changes, COLUMNS, key)
+    found = fold_to_outcomes(changes, COLUMNS, key)
     assert found is not None
     assert found.outcomes.schema == expected.outcomes.schema
-    assert _by_key(found.outcomes, found.borrowed, key) == _by_key(
-        expected.outcomes, expected.borrowed, key
+    assert _by_key(found.outcomes, found.kept_under_old_key, key) == _by_key(
+        expected.outcomes, expected.kept_under_old_key, key
     )
 
 
@@ -92,19 +92,24 @@ def test_too_many_rows_to_be_folded_singly() -> None:
         {"id": n, "_cdc_op": "u", "_cdc_lsn": n, "_cdc_seq": 0, "_cdc_raw": [("a", "NaN")]}
         for n in range(2)
     ]
-    assert fold(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",), max_singly=1) is None
+    assert (
+        fold_to_outcomes(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",), max_singly=1) is None
+    )
     plain = [row | {"_cdc_raw": None} for row in rows]
-    assert fold(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",), max_singly=1) is not None
+    assert (
+        fold_to_outcomes(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",), max_singly=1)
+        is not None
+    )
 
 
-def test_too_many_values_to_be_borrowed() -> None:
+def test_too_many_values_kept_under_old_keys() -> None:
     row = {"_cdc_op": "u", "_cdc_seq": 0, "_cdc_unchanged": ["b"]}
     rows = [{**row, "id": n, "_cdc_lsn": n, "_cdc_before": {"id": n + 5}} for n in range(2)]
     changes = pa.Table.from_pylist(rows, SCHEMA)
-    found = fold(changes, COLUMNS, ("id",))
+    found = fold_to_outcomes(changes, COLUMNS, ("id",))
     assert found is not None
-    assert sorted(found.borrowed) == [(0, "b", (5,)), (1, "b", (6,))]
-    assert fold(changes, COLUMNS, ("id",), max_singly=1) is None
+    assert sorted(found.kept_under_old_key) == [(0, "b", (5,)), (1, "b", (6,))]
+    assert fold_to_outcomes(changes, COLUMNS, ("id",), max_singly=1) is None
 
 
 def test_what_a_truncate_voids_goes_by_position() -> None:
@@ -124,6 +129,6 @@ def test_a_column_that_is_dropped_is_kept_by_no_outcome() -> None:
     row = {"id": 1, "_cdc_op": "u", "_cdc_lsn": 5, "_cdc_seq": 0, "_cdc_unchanged": ["b"]}
     for raw in (None, [("a", "NaN")]):
         changes = pa.Table.from_pylist([row | {"_cdc_raw": raw}], SCHEMA)
-        found = fold(changes, ("id", "a"), ("id",))
+        found = fold_to_outcomes(changes, ("id", "a"), ("id",))
         assert found is not None
         assert found.outcomes["_cdc_kept"].to_pylist() == [None]

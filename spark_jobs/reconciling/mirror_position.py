@@ -100,16 +100,16 @@ def mirror_rows(session: SparkSession, path: str, version: int) -> DataFrame:
 
 
 def await_found(
-    look: Callable[[], T | None],
+    find: Callable[[], T | None],
     deadline: float,
-    late: Callable[[], TransientError],
+    timeout_error: Callable[[], TransientError],
     *,
     now: Callable[[], float] = time.monotonic,
-    rest: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Call `look` until it returns a value; raise `late()` once `now` passes `deadline`."""
-    while (found := look()) is None:
+    """Return the first value of `find`; raise `timeout_error()` once `now` passes `deadline`."""
+    while (found := find()) is None:
         if now() >= deadline:
-            raise late()
-        rest(POLL_S)
+            raise timeout_error()
+        sleep(POLL_S)
     return found

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.reconciling.differences import differences, differing_ranges, sums_by_range
-from spark_jobs.reconciling.roll_forward import moved_on
+from spark_jobs.reconciling.roll_forward import roll_forward
 from spark_jobs.reconciling.row_hashes import RAW, WEIGHT, ComparedTable, hashed
 from tests.harness.plain_mirror import Row, fold
 
@@ -163,7 +163,7 @@ def test_source_and_changes_make_what_folding_both_makes(
         {**start[0], "_cdc_op": "r", "_cdc_lsn": L + 50, "_cdc_seq": 0},
         {**dict.fromkeys(NAMES), "_cdc_op": "t", "_cdc_lsn": L + 20, "_cdc_seq": -1},
     ]
-    found = moved_on(source, frame(spark, [*log.changes, *noise]), chosen)
+    found = roll_forward(source, frame(spark, [*log.changes, *noise]), chosen)
     placed = [{**r, "_cdc_op": "r", "_cdc_lsn": L, "_cdc_seq": 0} for r in start]
     every = [{**dict.fromkeys(CDC.names), **row} for row in [*placed, *log.changes]]
     folded = fold(every, chosen.key)

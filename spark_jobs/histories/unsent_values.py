@@ -16,7 +16,7 @@ from spark_jobs.lake.columns import RAW, col
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_PLACE = ("_cdc_lsn", "_cdc_seq")
+_POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
 def filled(events: DataFrame, window: Window, shape: HistoryShape) -> DataFrame:
@@ -28,31 +28,33 @@ def filled(events: DataFrame, window: Window, shape: HistoryShape) -> DataFrame:
     names = window.unsent
     fields = old_columns(events)
     events = events.withColumns(
-        {_told(i): _sent(n, shape, is_in_before=n in fields) for i, n in enumerate(names)}
+        {_known(i): _sent(n, shape, is_in_before=n in fields) for i, n in enumerate(names)}
     )
-    carried = _carried(events, shape, names)
+    filled_events = _fill_forward(events, shape, names)
     if window.moves_unsent:
-        carried = _through_keys(events, shape, window)
-    unknown = f.array_compact(f.array(*(f.when(~_known(i), f.lit(n)) for i, n in enumerate(names))))
-    lacking = f.size(f.array_intersect(f.coalesce(UNCHANGED, f.array()), _texts(names))) > 0
+        filled_events = _through_keys(events, shape, window)
+    unknown = f.array_compact(
+        f.array(*(f.when(~_is_known(i), f.lit(n)) for i, n in enumerate(names)))
+    )
+    has_unsent = f.size(f.array_intersect(f.coalesce(UNCHANGED, f.array()), _texts(names))) > 0
     others = f.array_except(f.coalesce(UNCHANGED, f.array()), _texts(names))
     still = f.concat(others, unknown)
-    texts = [(n, f.col(_told(i))["text"]) for i, n in enumerate(names)]
-    return carried.withColumns(
+    texts = [(n, f.col(_known(i))["text"]) for i, n in enumerate(names)]
+    return filled_events.withColumns(
         {
-            **{n: f.col(_told(i))["value"] for i, n in enumerate(names)},
-            RAW: f.when(lacking, kept_raw(f.col(RAW), texts=texts)).otherwise(f.col(RAW)),
+            **{n: f.col(_known(i))["value"] for i, n in enumerate(names)},
+            RAW: f.when(has_unsent, kept_raw(f.col(RAW), texts=texts)).otherwise(f.col(RAW)),
             UNCHANGED: f.when(f.size(still) > 0, still),
         }
-    ).drop(*map(_told, range(len(names))))
+    ).drop(*map(_known, range(len(names))))
 
 
-def _told(number: int) -> str:
-    return f"_cdc_told{number}"
+def _known(number: int) -> str:
+    return f"_cdc_known{number}"
 
 
-def _known(number: int) -> Column:
-    return f.coalesce(f.col(_told(number))["known"], f.expr("false"))
+def _is_known(number: int) -> Column:
+    return f.coalesce(f.col(_known(number))["known"], f.expr("false"))
 
 
 def _texts(names: tuple[str, ...]) -> Column:
@@ -80,14 +82,14 @@ def _sent(name: str, shape: HistoryShape, *, is_in_before: bool) -> Column:
     return found.when(is_first, nothing)
 
 
-def _carried(events: DataFrame, shape: HistoryShape, names: tuple[str, ...]) -> DataFrame:
+def _fill_forward(events: DataFrame, shape: HistoryShape, names: tuple[str, ...]) -> DataFrame:
     over = (
         Over.partitionBy(*shape.part_names)
-        .orderBy(*_PLACE)
+        .orderBy(*_POSITION)
         .rowsBetween(Over.unboundedPreceding, Over.currentRow)
     )
     return events.withColumns(
-        {_told(i): f.last(_told(i), ignorenulls=True).over(over) for i in range(len(names))}
+        {_known(i): f.last(_known(i), ignorenulls=True).over(over) for i in range(len(names))}
     )
 
 
@@ -95,37 +97,39 @@ def _through_keys(events: DataFrame, shape: HistoryShape, window: Window) -> Dat
     names = window.unsent
     known, before = events, -1
     for rounds in range(1, window.moves_unsent + 1):
-        left = (
-            _carried(known, shape, names)
+        old_rows = (
+            _fill_forward(known, shape, names)
             .where(f.col("_cdc_kind") == "x")
-            .select(*_PLACE, *(f.col(_told(i)).alias(f"_cdc_left{i}") for i in range(len(names))))
+            .select(
+                *_POSITION, *(f.col(_known(i)).alias(f"_cdc_old{i}") for i in range(len(names)))
+            )
         )
-        known = _joined(events, left, len(names))
+        known = _joined(events, old_rows, len(names))
         if window.moves_unsent == 1:
             break
-        left = left.localCheckpoint(eager=False)
-        known = _joined(events, left, len(names))
-        found = left.agg(
-            *(f.count_if(f.col(f"_cdc_left{i}")["known"]).alias(str(i)) for i in range(len(names)))
+        old_rows = old_rows.localCheckpoint(eager=False)
+        known = _joined(events, old_rows, len(names))
+        found = old_rows.agg(
+            *(f.count_if(f.col(f"_cdc_old{i}")["known"]).alias(str(i)) for i in range(len(names)))
         ).first()
         assert found is not None
         if sum(found) == before or rounds == window.moves_unsent:
             break
         before = sum(found)
-    return _carried(known, shape, names)
+    return _fill_forward(known, shape, names)
 
 
-def _joined(events: DataFrame, left: DataFrame, count: int) -> DataFrame:
+def _joined(events: DataFrame, old_rows: DataFrame, count: int) -> DataFrame:
     """Return the events, with the values of their old keys in rows that moved."""
-    columns = [n for n in events.columns if n not in {_told(i) for i in range(count)}]
-    found = events.join(left, [*_PLACE], "left")
-    lacks = f.col("_cdc_moved")
+    columns = [n for n in events.columns if n not in {_known(i) for i in range(count)}]
+    found = events.join(old_rows, [*_POSITION], "left")
+    has_moved = f.col("_cdc_moved")
     return found.select(
         *(col(n) for n in columns),
         *(
-            f.when(lacks & ~_known(i), f.coalesce(f.col(f"_cdc_left{i}"), f.col(_told(i))))
-            .otherwise(f.col(_told(i)))
-            .alias(_told(i))
+            f.when(has_moved & ~_is_known(i), f.coalesce(f.col(f"_cdc_old{i}"), f.col(_known(i))))
+            .otherwise(f.col(_known(i)))
+            .alias(_known(i))
             for i in range(count)
         ),
     )

@@ -1,4 +1,4 @@
-"""Values that a row borrows from another key, its own before the key changed: from the mirror."""
+"""The values that rows keep under an old key, from before their key changed: from the mirror."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from ingestd.lake.fold.outcomes import FoldedKey, SourceText, keys_of
+from ingestd.lake.fold.outcomes import FoldedChanges, SourceText, keys_of
 from spark_jobs.lake.columns import RAW, col, same_key
 
 if TYPE_CHECKING:
@@ -18,24 +18,26 @@ if TYPE_CHECKING:
     from spark_jobs.lake.tables import LakeColumn
 
 
-def borrow(
-    folded: FoldedKey, mirror: Callable[[], DataFrame], key: Sequence[LakeColumn]
+def fill_kept(
+    folded: FoldedChanges, mirror: Callable[[], DataFrame], key: Sequence[LakeColumn]
 ) -> pa.Table:
-    """Return the outcomes, completed with values from other keys' rows of the mirror.
+    """Return the outcomes, completed with the values kept under old keys in the mirror.
 
-    `mirror` returns its rows. Two Spark jobs, none if nothing is borrowed. A value that the mirror
-    lacks, too, is null.
+    `mirror` returns its rows. Two Spark jobs, none if there are no such values. A value of a row
+    that the mirror does not have is null.
     """
     outcomes = folded.outcomes
-    if not folded.borrowed:
+    if not folded.kept_under_old_key:
         return outcomes
-    wanted = sorted({name for _, name, _ in folded.borrowed})
-    found = _rows_of({whose for _, _, whose in folded.borrowed}, outcomes, mirror(), key, wanted)
-    place = {whose: i for i, whose in enumerate(keys_of(found, [k.name for k in key]))}
+    wanted = sorted({name for _, name, _ in folded.kept_under_old_key})
+    found = _rows_of(
+        {whose for _, _, whose in folded.kept_under_old_key}, outcomes, mirror(), key, wanted
+    )
+    row_of = {whose: i for i, whose in enumerate(keys_of(found, [k.name for k in key]))}
     for name in wanted:
-        rows = {n: place[k] for n, c, k in folded.borrowed if c == name and k in place}
+        rows = {n: row_of[k] for n, c, k in folded.kept_under_old_key if c == name and k in row_of}
         outcomes = _replaced(outcomes, name, found[name], rows)
-    return _with_texts(outcomes, folded, found, place)
+    return _with_texts(outcomes, folded, found, row_of)
 
 
 def _rows_of(
@@ -96,14 +98,14 @@ def _chunks(values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 
 
 def _with_texts(
-    outcomes: pa.Table, folded: FoldedKey, found: pa.Table, place: dict[Key, int]
+    outcomes: pa.Table, folded: FoldedChanges, found: pa.Table, row_of: dict[Key, int]
 ) -> pa.Table:
-    """Return the outcomes with the texts of borrowed values that their columns can't represent."""
+    """Return the outcomes with the texts of kept values that their columns can't represent."""
     raws = found[RAW].to_pylist()
     texts = {
-        (number, name): dict(raws[place[whose]] or ())[name]
-        for number, name, whose in folded.borrowed
-        if whose in place and name in dict(raws[place[whose]] or ())
+        (number, name): dict(raws[row_of[whose]] or ())[name]
+        for number, name, whose in folded.kept_under_old_key
+        if whose in row_of and name in dict(raws[row_of[whose]] or ())
     }
     if not texts:
         return outcomes
