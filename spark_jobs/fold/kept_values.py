@@ -14,7 +14,7 @@ from spark_jobs.lake.columns import RAW, col, same_key
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from ingestd.lake.fold.outcomes import Key
+    from ingestd.lake.fold.outcomes import FoldKey
     from spark_jobs.lake.tables import LakeColumn
 
 
@@ -41,7 +41,7 @@ def fill_kept(
 
 
 def _rows_of(
-    keys: set[Key],
+    keys: set[FoldKey],
     like: pa.Table,
     mirror: DataFrame,
     key: Sequence[LakeColumn],
@@ -98,7 +98,7 @@ def _chunks(values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 
 
 def _with_texts(
-    outcomes: pa.Table, folded: FoldedChanges, found: pa.Table, row_of: dict[Key, int]
+    outcomes: pa.Table, folded: FoldedChanges, found: pa.Table, row_of: dict[FoldKey, int]
 ) -> pa.Table:
     """Return the outcomes with the texts of kept values that their columns can't represent."""
     raws = found[RAW].to_pylist()

@@ -28,8 +28,6 @@ VAGUE = re.compile(
 
 
 ALIAS = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*\Z")
-FOLD_ALIASES = {"Key": "ingestd/lake/fold/outcomes.py"}
-"""Aliases whose name exists elsewhere too: the fold knows no keys but its own."""
 
 
 def type_aliases(module: ast.Module) -> Iterator[tuple[str, str]]:
@@ -62,8 +60,7 @@ def test_the_name_of_a_class_or_type_alias_exists_once() -> None:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(name_of(path))
         for name, of_type in type_aliases(parsed(text_of(path))):
-            if FOLD_ALIASES.get(name) != name_of(path):
-                aliases[name][of_type] = name_of(path)
+            aliases[name][of_type] = name_of(path)
     assert len(classes) > 500
     assert len(aliases) > 50
     assert {name: paths for name, paths in classes.items() if len(paths) > 1} == {}

@@ -24,7 +24,7 @@ DELETED = "_cdc_deleted"
 KEPT = "_cdc_kept"
 """Column of an outcome: the columns that keep the value from before the changes."""
 
-Key = tuple[Hashable, ...]
+FoldKey = tuple[Hashable, ...]
 _OF_NEWEST_CHANGE = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
 
 
@@ -46,7 +46,7 @@ class _Row:
 
     at: int
     taken: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, Key] = field(default_factory=dict)
+    kept: dict[str, FoldKey] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class FoldedChanges:
     """
 
     outcomes: pa.Table
-    kept_under_old_key: Sequence[tuple[int, str, Key]]
+    kept_under_old_key: Sequence[tuple[int, str, FoldKey]]
 
 
 def fold_row_by_row(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> FoldedChanges:
@@ -82,19 +82,19 @@ def newest_change_columns(changes: pa.Table) -> list[str]:
     return [name for name in _OF_NEWEST_CHANGE if name in changes.column_names]
 
 
-def keys_of(changes: pa.Table, key: Sequence[str]) -> list[Key]:
+def keys_of(changes: pa.Table, key: Sequence[str]) -> list[FoldKey]:
     """Return each row's key: its values, or the source's text of an unrepresentable one."""
     raws = _raws(changes)
     return [_key(values, raws.get(i), "", key) for i, values in enumerate(_tuples(changes, key))]
 
 
-def old_keys_of(changes: pa.Table, key: Sequence[str]) -> dict[int, Key]:
+def old_keys_of(changes: pa.Table, key: Sequence[str]) -> dict[int, FoldKey]:
     """Return the old key of each update that changed its key, by the row's number."""
     before = changes["_cdc_before"]
     if before.null_count == len(before):
         return {}
     raws = _raws(changes)
-    found: dict[int, Key] = {}
+    found: dict[int, FoldKey] = {}
     ops = changes["_cdc_op"].to_pylist()
     fields = {f.name for f in before.type}
     if not fields.issuperset(key):
@@ -118,7 +118,7 @@ def _raws(changes: pa.Table) -> dict[int, dict[str, str]]:
 
 def _key(
     values: tuple[Any, ...], raw: Mapping[str, str] | None, prefix: str, names: Sequence[str]
-) -> Key:
+) -> FoldKey:
     texts = [None if raw is None else raw.get(prefix + name) for name in names]
     return tuple(
         hashable(value) if text is None else SourceText(text)
@@ -128,14 +128,14 @@ def _key(
 
 def _fold(
     changes: pa.Table, columns: Sequence[str], key: Sequence[str]
-) -> dict[Key, _Row | _Deleted]:
+) -> dict[FoldKey, _Row | _Deleted]:
     wanted = set(columns)
     lsn = changes["_cdc_lsn"].to_numpy()
     seq = changes["_cdc_seq"].to_numpy()
     ops = changes["_cdc_op"].to_pylist()
     unsent = changes["_cdc_unchanged"].to_pylist()
     keys, old_keys, sent_before = keys_of(changes, key), old_keys_of(changes, key), _Before(changes)
-    rows: dict[Key, _Row | _Deleted] = {}
+    rows: dict[FoldKey, _Row | _Deleted] = {}
     for i in np.lexsort((seq, lsn)).tolist():
         mine = keys[i]
         if ops[i] == DELETE:
@@ -185,13 +185,13 @@ def before_column(changes: pa.Table, name: str) -> pa.Array:
 
 def _outcomes(
     changes: pa.Table,
-    rows: Mapping[Key, _Row | _Deleted],
+    rows: Mapping[FoldKey, _Row | _Deleted],
     columns: Sequence[str],
     key: Sequence[str],
 ) -> FoldedChanges:
     found = list(rows.items())
     newest = np.fromiter((row.at for _, row in found), np.int64, len(found))
-    under_old_key: list[tuple[int, str, Key]] = []
+    under_old_key: list[tuple[int, str, FoldKey]] = []
     kept: list[list[str] | None] = [None] * len(found)
     taken: dict[str, dict[int, int | None]] = {}
     for number, (mine, row) in enumerate(found):
@@ -257,7 +257,7 @@ def _newest_values(
 
 def _outcome_raws(
     changes: pa.Table,
-    found: Sequence[tuple[Key, _Row | _Deleted]],
+    found: Sequence[tuple[FoldKey, _Row | _Deleted]],
     taken: Mapping[str, Mapping[int, int | None]],
     renamed: Mapping[int, int],
 ) -> pa.Array:

@@ -18,7 +18,7 @@ from ingestd.lake.fold.outcomes import (
     DELETED,
     KEPT,
     FoldedChanges,
-    Key,
+    FoldKey,
     before_column,
     fold_row_by_row,
     keys_of,
@@ -228,7 +228,7 @@ class _ByArrays:
             return pa.nulls(len(like), like.type)
         return before_column(self._changes, name).cast(like.type)
 
-    def _with_keys(self, kept: Sequence[tuple[int, str, int]]) -> list[tuple[int, str, Key]]:
+    def _with_keys(self, kept: Sequence[tuple[int, str, int]]) -> list[tuple[int, str, FoldKey]]:
         """Return these kept values, with the old key of each change instead of its number."""
         if not kept:
             return []

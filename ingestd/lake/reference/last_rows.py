@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.lake.fold.outcomes import DELETED, KEPT, FoldedChanges, Key
+from ingestd.lake.fold.outcomes import DELETED, KEPT, FoldedChanges, FoldKey
 from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.model.changes import DELETE, OF_BEFORE, RESERVED_PREFIX, UPDATE, field_of
 
@@ -76,7 +76,7 @@ def _with_bases(folded: FoldedChanges, key: Sequence[str]) -> pa.Table:
     """Return outcomes with the columns that did not change, and the key that a row had before."""
     rows, unchanged = folded.outcomes, folded.outcomes[KEPT]
     types = [rows.schema.field(name).type for name in key]
-    bases: list[Key | None] = [None] * rows.num_rows
+    bases: list[FoldKey | None] = [None] * rows.num_rows
     if folded.kept_under_old_key:
         lists = unchanged.to_pylist()
         for number, name, whose in folded.kept_under_old_key:
