@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
-from ingestd.model.changes import Chunk, TableBatch
+from ingestd.model.changes import ChangeSet, TableBatch
 from ingestd.model.errors import TableChangedError, TableError, TableReplacedError
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import ZERO, Lsn
@@ -50,10 +50,10 @@ class EpochAppender:
         self.flush_requested_lsn = ZERO
         self._durable_splits: dict[int, set[str]] = {}
 
-    async def append_work(self, epoch: FillingEpoch, work: Chunk | SnapshotWork) -> None:
-        """Append a chunk of the stream or a page of a snapshot."""
-        if isinstance(work, Chunk):
-            await self._append_chunk(epoch, work)
+    async def append_work(self, epoch: FillingEpoch, work: ChangeSet | SnapshotWork) -> None:
+        """Append a change set of the stream or a page of a snapshot."""
+        if isinstance(work, ChangeSet):
+            await self._append_change_set(epoch, work)
         elif isinstance(work, Page):
             await self._append_page(epoch, work)
         elif isinstance(work, SplitDone):
@@ -148,18 +148,20 @@ class EpochAppender:
         tables = [table for table in progressed if table is not None]
         await self.record_state(tables, TableState.SNAPSHOTTING, epoch.position)
 
-    async def _append_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
-        """Append a chunk of the stream."""
-        for error in chunk.refused:
+    async def _append_change_set(self, epoch: FillingEpoch, change_set: ChangeSet) -> None:
+        """Append a change set of the stream."""
+        for error in change_set.refused:
             if self._table_set.is_captured(error.table):
                 await self.stop_table(epoch, error)
-        for name in chunk.interrupted:
+        for name in change_set.interrupted:
             table = self._table_set.interrupt(name)
             if table is not None:  # before anything beyond the gap can be confirmed
-                await self.record_state([table], TableState.SNAPSHOTTING, chunk.position)
+                await self.record_state([table], TableState.SNAPSHOTTING, change_set.position)
             self.wanted.set()
-        await self.record(self._table_set.doubt_events(chunk.doubts, _now(), chunk.position))
-        for batch in chunk.batches:
+        await self.record(
+            self._table_set.doubt_events(change_set.doubts, _now(), change_set.position)
+        )
+        for batch in change_set.batches:
             if self._table_set.has_successor(batch.table):
                 await self._append(epoch, batch)  # void once its successor has been read
                 continue
@@ -167,9 +169,9 @@ class EpochAppender:
             self.delivered.record_changes(batch)
             if self._table_set.accepts_changes(batch.table):
                 await self._append_changes(epoch, batch)
-        epoch.add_chunk(chunk, self._monotonic())
-        self._telemetry.received(chunk, epoch)
-        await self.record(self._table_set.discovery_events(_now(), chunk.position))
+        epoch.add_change_set(change_set, self._monotonic())
+        self._telemetry.received(change_set, epoch)
+        await self.record(self._table_set.discovery_events(_now(), change_set.position))
 
     async def _append_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
         """Append changes of a captured table, unless they stop it."""

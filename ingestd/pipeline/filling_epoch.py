@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.model.changes import OF_BEFORE, Chunk, EpochSummary, TableBatch
+from ingestd.model.changes import OF_BEFORE, ChangeSet, EpochSummary, TableBatch
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import UnlistedRows
 from ingestd.model.lsn import ZERO, Lsn
@@ -125,21 +125,23 @@ class FillingEpoch:
         if self.opened_at is None:
             self.opened_at = now
 
-    def add_chunk(self, chunk: Chunk, now: float) -> None:
-        """Record a chunk whose rows the writer has."""
-        self.position = max(self.position, chunk.position)
-        self.is_open = chunk.is_open
-        self.nbytes += chunk.nbytes
-        if chunk.first_lsn is not None:
-            first = chunk.first_lsn if self.first_lsn is None else self.first_lsn
-            self.first_lsn = min(first, chunk.first_lsn)
-        if chunk.transactions:
-            own = chunk.own_commit_times
+    def add_change_set(self, change_set: ChangeSet, now: float) -> None:
+        """Record a change set whose rows the writer has."""
+        self.position = max(self.position, change_set.position)
+        self.is_open = change_set.is_open
+        self.nbytes += change_set.nbytes
+        if change_set.first_lsn is not None:
+            first = change_set.first_lsn if self.first_lsn is None else self.first_lsn
+            self.first_lsn = min(first, change_set.first_lsn)
+        if change_set.transactions:
+            own = change_set.own_commit_times
             if self.transactions < COMMIT_TIMES_KEPT and len(own):
                 self.commit_times.append(own)
-            self.transactions += chunk.transactions
-            self.replicated += chunk.transactions - len(own)
-            self.last_commit = _UNIX_EPOCH + timedelta(microseconds=int(chunk.commit_times[-1]))
+            self.transactions += change_set.transactions
+            self.replicated += change_set.transactions - len(own)
+            self.last_commit = _UNIX_EPOCH + timedelta(
+                microseconds=int(change_set.commit_times[-1])
+            )
         if self.opened_at is None and self.has_rows:
             self.opened_at = now
 

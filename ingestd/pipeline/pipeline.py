@@ -9,11 +9,11 @@ An epoch that is being committed is finished first, unless that takes too long: 
 with the failure (a failover), nothing resends what some tables lack of it. The epoch is not
 confirmed: a new connection may reach another server, which may not have all of it.
 
-Two tasks put work into one bounded queue: `_feed` the stream's chunks, the `TableSync` the rows of
-tables that must be read. Only the loop in `_stream` takes from it, appends to the open epoch and
-closes it.
+Two tasks put work into one bounded queue: `_feed` the stream's change sets, the `TableSync` the
+rows of tables that must be read. Only the loop in `_stream` takes from it, appends to the open
+epoch and closes it.
 
-The capture delivers positions (Chunk.position), the sink makes them durable (commit, advance).
+The capture delivers positions (ChangeSet.position), the sink makes them durable (commit, advance).
 Only `_confirm` here, called with a position that has just become durable, confirms it to the
 capture (I1).
 
@@ -33,7 +33,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from ingestd.model.changes import Chunk
+from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import (
     IngestdError,
     LakeLostError,
@@ -62,7 +62,7 @@ CLAIM_WITHIN_S = 1.0
 QUEUE_SIZE = 2
 """Chunks and pages that wait to be appended."""
 
-PipelineWork = Chunk | SnapshotWork
+PipelineWork = ChangeSet | SnapshotWork
 
 
 T = TypeVar("T")
@@ -308,8 +308,8 @@ class Pipeline:
 
     async def _feed(self, work: asyncio.Queue[PipelineWork], after: Lsn | None) -> None:
         async with contextlib.aclosing(self._capture.live(after)) as live:
-            async for chunk in live:
-                await work.put(chunk)
+            async for change_set in live:
+                await work.put(change_set)
 
     async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[PipelineWork]) -> None:
         """Return when there is work; raise the error of a background task that ended."""

@@ -189,7 +189,7 @@ class TableSet:
     def doubt_events(
         self, doubts: Mapping[TableId, str], at: datetime, at_lsn: Lsn
     ) -> list[TableEvent]:
-        """Return the events for doubted tables (`Chunk.doubts`) that are not recorded as such.
+        """Return the events for doubted tables (`ChangeSet.doubts`) that are not recorded as such.
 
         The next start re-reads them, unless a discovery has resolved them before. The events name
         no columns, so that the recorded ones stay: the discovery's may be ahead of the stream.

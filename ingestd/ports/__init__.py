@@ -12,7 +12,7 @@ The order of calls in a source's life, and the component that advances each posi
       ... capture.confirm -> close
 
     received    the capture, as bytes arrive
-    complete    the decoder, at a commit: Chunk.position
+    complete    the decoder, at a commit: ChangeSet.position
     durable     the sink, when EpochWriter.commit or Sink.advance returns
     confirmed   the pipeline alone, by ChangeCapture.confirm, and only to a durable position (I1)
 

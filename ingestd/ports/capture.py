@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
     from datetime import datetime
 
-    from ingestd.model.changes import Chunk, TableBatch
+    from ingestd.model.changes import ChangeSet, TableBatch
     from ingestd.model.keys import Key
     from ingestd.model.lake_state import LakeState, Notice, RegisteredTable
     from ingestd.model.lsn import Lsn
@@ -52,9 +52,9 @@ class Discovery:
     rows have values that no change reported, and why. `lsn`: the position at which all this holds;
     earlier changes may have other definitions. `seen`: the transactions that precede the discovery;
     a commit below `lsn` may not be among them yet. None if the stream does not send definitions.
-    `doubts`: the `Chunk.doubts` that this discovery has not resolved. `dropped`: OIDs and names of
-    known tables that have been dropped or renamed; their last changes may still arrive. `notices`:
-    facts that an operator should know although nothing is refused for them.
+    `doubts`: the `ChangeSet.doubts` that this discovery has not resolved. `dropped`: OIDs and names
+    of known tables that have been dropped or renamed; their last changes may still arrive.
+    `notices`: facts that an operator should know although nothing is refused for them.
     """
 
     tables: tuple[Table, ...]
@@ -336,19 +336,19 @@ class ChangeCapture(Protocol):
         source has begun to send the tables' changes only just now, and running transactions may not
         be covered: wait for these. `where`: for one table, read only the rows for which this SQL
         condition holds. Several snapshots may be open at once. Call before `live` or while it runs;
-        a chunk that `live` yields later may precede the point. Raises TableReplacedError if
+        a change set that `live` yields later may precede the point. Raises TableReplacedError if
         `remainder` is no longer valid (or yields it in `items`), TableError if `where` is not a
         condition.
         """
         ...
 
-    def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
+    def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Yield changes of transactions with commit_lsn >= `after`, in commit order, indefinitely.
 
         `after` must be durable: the source may treat it as confirmed. None: from the confirmed
-        position. Memory is bounded: a caller that does not ask for the next chunk slows the source
-        down, but the connection stays up. From time to time a chunk without batches reports that
-        nothing was captured up to its position (I10).
+        position. Memory is bounded: a caller that does not ask for the next change set slows the
+        source down, but the connection stays up. From time to time a change set without batches
+        reports that nothing was captured up to its position (I10).
         """
         ...
 

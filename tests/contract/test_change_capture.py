@@ -27,7 +27,7 @@ from tests.contract.change_worlds import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from ingestd.model.changes import Chunk, TableBatch
+    from ingestd.model.changes import ChangeSet, TableBatch
     from ingestd.model.schema import Table
     from ingestd.ports import Snapshot
     from tests.harness.databases import Database
@@ -85,24 +85,24 @@ async def begun(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
     return capture, tables
 
 
-async def take(live: AsyncGenerator[Chunk, None], transactions: int) -> list[Chunk]:
-    """The chunks until so many transactions have arrived."""
-    chunks: list[Chunk] = []
+async def take(live: AsyncGenerator[ChangeSet, None], transactions: int) -> list[ChangeSet]:
+    """The change sets until so many transactions have arrived."""
+    change_sets: list[ChangeSet] = []
     async with asyncio.timeout(LIMIT_S):
-        while sum(c.transactions for c in chunks) < transactions:
-            chunks.append(await anext(live))
-    return chunks
+        while sum(c.transactions for c in change_sets) < transactions:
+            change_sets.append(await anext(live))
+    return change_sets
 
 
-async def take_to(live: AsyncGenerator[Chunk, None], position: Lsn) -> list[Chunk]:
-    """The chunks until everything below `position`, or found by a poll there, has come."""
-    chunks: list[Chunk] = []
+async def take_to(live: AsyncGenerator[ChangeSet, None], position: Lsn) -> list[ChangeSet]:
+    """The change sets until everything below `position`, or found by a poll there, has come."""
+    change_sets: list[ChangeSet] = []
     async with asyncio.timeout(LIMIT_S):
-        async for chunk in live:
-            chunks.append(chunk)
-            if chunk.position >= position and not chunk.is_open:
+        async for change_set in live:
+            change_sets.append(change_set)
+            if change_set.position >= position and not change_set.is_open:
                 break
-    return chunks
+    return change_sets
 
 
 def rows_of(batches: Sequence[TableBatch], table: str | None = None) -> list[dict[str, Any]]:
@@ -122,12 +122,12 @@ async def rows_read(snapshot: Snapshot) -> list[dict[str, Any]]:
     return rows_of([item.batch for item in items if isinstance(item, SnapshotPage)])
 
 
-def changes_of(chunks: Sequence[Chunk], table: str | None = None) -> list[dict[str, Any]]:
-    return rows_of([batch for chunk in chunks for batch in chunk.batches], table)
+def changes_of(change_sets: Sequence[ChangeSet], table: str | None = None) -> list[dict[str, Any]]:
+    return rows_of([batch for change_set in change_sets for batch in change_set.batches], table)
 
 
-def ids(chunks: Sequence[Chunk], table: str | None = None) -> list[int]:
-    return [row["id"] for row in changes_of(chunks, table)]
+def ids(change_sets: Sequence[ChangeSet], table: str | None = None) -> list[int]:
+    return [row["id"] for row in changes_of(change_sets, table)]
 
 
 def committed(tables: Sequence[Table], position: Lsn | None, origin: str | None) -> LakeState:
@@ -311,18 +311,18 @@ async def test_snapshot_boundary_no_loss_or_duplicate_under_writes(
         await snapshot.close()
         await snapshot.close()
         async with aclosing(capture.live(None)) as live:
-            chunks = await take_to(live, snapshot.point)
+            change_sets = await take_to(live, snapshot.point)
             await some_more(len(written) + 5)
             stop.set()
             await writer
-            chunks += await take_to(live, await world.current())
+            change_sets += await take_to(live, await world.current())
     finally:
         stop.set()
         await writer
     assert {(r["_cdc_op"], r["_cdc_lsn"], r["_cdc_seq"]) for r in read} == {
         ("r", snapshot.point, 0)
     }
-    later = [r for r in changes_of(chunks) if r["_cdc_lsn"] >= snapshot.point]
+    later = [r for r in changes_of(change_sets) if r["_cdc_lsn"] >= snapshot.point]
     assert later
     found = sorted(r["id"] for r in [*read, *later])
     assert found == await world.rows()
@@ -343,8 +343,8 @@ async def test_a_later_snapshot_has_a_point_that_live_passes(world: ChangeWorld)
     assert sorted(r["id"] for r in read) == [1, 2, 3]
     await world.insert(4, table="b")
     async with aclosing(capture.live(None)) as live:
-        chunks = await take_to(live, await world.current())
-    assert [r["id"] for r in changes_of(chunks) if r["_cdc_lsn"] >= snapshot.point] == [4]
+        change_sets = await take_to(live, await world.current())
+    assert [r["id"] for r in changes_of(change_sets) if r["_cdc_lsn"] >= snapshot.point] == [4]
 
 
 @pytest.mark.thorough
@@ -356,73 +356,77 @@ async def test_live_gives_whole_transactions_in_commit_order(stream_world: Chang
     await world.insert(*range(100, 100 + LARGE_ROWS), note="x" * 500)
     await world.insert(4)
     async with aclosing(capture.live(None)) as live:
-        chunks = await take(live, 4)
-    assert ids(chunks, "a") == [1, 2, 3, *range(100, 100 + LARGE_ROWS), 4]
-    assert ids(chunks, "b") == [10, 20]
-    positions = [c.position for c in chunks]
+        change_sets = await take(live, 4)
+    assert ids(change_sets, "a") == [1, 2, 3, *range(100, 100 + LARGE_ROWS), 4]
+    assert ids(change_sets, "b") == [10, 20]
+    positions = [c.position for c in change_sets]
     assert positions == sorted(positions)
-    rows = changes_of(chunks, "a")
+    rows = changes_of(change_sets, "a")
     places = [(r["_cdc_lsn"], r["_cdc_seq"]) for r in rows]
     assert places == sorted(places)
     seqs = [r["_cdc_seq"] for r in rows]
     assert seqs == [1, 2, 3, *range(1, LARGE_ROWS + 1), 1]
     assert len({r["_cdc_xid"] for r in rows}) == 3
-    assert any(c.is_open for c in chunks)
-    for chunk in chunks:
-        last = max((r["_cdc_lsn"] for r in changes_of([chunk])), default=None)
+    assert any(c.is_open for c in change_sets)
+    for change_set in change_sets:
+        last = max((r["_cdc_lsn"] for r in changes_of([change_set])), default=None)
         if last is not None:
-            assert chunk.is_open == (last >= chunk.position)
-            assert chunk.first_lsn is not None
-            assert chunk.first_lsn <= min(r["_cdc_lsn"] for r in changes_of([chunk]))
-    times = [t for c in chunks for t in c.commit_times.tolist()]
+            assert change_set.is_open == (last >= change_set.position)
+            assert change_set.first_lsn is not None
+            assert change_set.first_lsn <= min(r["_cdc_lsn"] for r in changes_of([change_set]))
+    times = [t for c in change_sets for t in c.commit_times.tolist()]
     assert times == sorted(times)
 
 
 async def test_polls_are_whole_and_their_positions_grow(polled_world: ChangeWorld) -> None:
-    """All rows of a query have one position and come in full, as the next chunk shows."""
+    """All rows of a query have one position and come in full, as the next change set shows."""
     world = polled_world
     await world.insert(7)
     capture, _ = await begun(world)
-    chunks: list[Chunk] = []
+    change_sets: list[ChangeSet] = []
     async with aclosing(capture.live(None)) as live:
         await world.insert(1, 2, 3)
         await world.insert(10, 20, table="b")
-        chunks += await take_to(live, await world.current())
+        change_sets += await take_to(live, await world.current())
         await world.insert(*range(100, 100 + LARGE_ROWS), note="x" * 500)
-        chunks += await take_to(live, await world.current())
+        change_sets += await take_to(live, await world.current())
         await world.insert(100 + LARGE_ROWS)
-        chunks += await take_to(live, await world.current())
-    assert sorted(ids(chunks, "a")) == [1, 2, 3, *range(100, 101 + LARGE_ROWS)]
-    assert sorted(ids(chunks, "b")) == [10, 20]
-    positions = [c.position for c in chunks]
+        change_sets += await take_to(live, await world.current())
+    assert sorted(ids(change_sets, "a")) == [1, 2, 3, *range(100, 101 + LARGE_ROWS)]
+    assert sorted(ids(change_sets, "b")) == [10, 20]
+    positions = [c.position for c in change_sets]
     assert positions == sorted(positions)
-    assert any(c.is_open for c in chunks)
-    rows = changes_of(chunks)
+    assert any(c.is_open for c in change_sets)
+    rows = changes_of(change_sets)
     places = [(r["_cdc_lsn"], r["_cdc_seq"]) for r in rows]
     assert places == sorted(set(places))
     for lsn in {r["_cdc_lsn"] for r in rows}:
         seqs = [r["_cdc_seq"] for r in rows if r["_cdc_lsn"] == lsn]
         assert seqs == list(range(1, len(seqs) + 1))
-        tables = {c.table.id for k in chunks for c in k.batches if lsn in _lsns(c)}
+        tables = {c.table.id for k in change_sets for c in k.batches if lsn in _lsns(c)}
         assert len(tables) == 1
-        [end] = [n for n, k in enumerate(chunks) if any(lsn in _lsns(b) for b in k.batches)][-1:]
-        while chunks[end].is_open:
+        [end] = [n for n, k in enumerate(change_sets) if any(lsn in _lsns(b) for b in k.batches)][
+            -1:
+        ]
+        while change_sets[end].is_open:
             end += 1
-        assert lsn < chunks[end].position
-    for chunk in chunks:
-        found = [r["_cdc_lsn"] for r in changes_of([chunk])]
-        assert chunk.first_lsn is None or chunk.first_lsn <= min(found, default=chunk.first_lsn)
-        if chunk.is_open:
-            assert chunk.position <= min(found)
+        assert lsn < change_sets[end].position
+    for change_set in change_sets:
+        found = [r["_cdc_lsn"] for r in changes_of([change_set])]
+        assert change_set.first_lsn is None or change_set.first_lsn <= min(
+            found, default=change_set.first_lsn
+        )
+        if change_set.is_open:
+            assert change_set.position <= min(found)
         elif found:
-            assert chunk.position > max(found)
-    times = [t for c in chunks for t in c.commit_times.tolist()]
+            assert change_set.position > max(found)
+    times = [t for c in change_sets for t in c.commit_times.tolist()]
     assert times == sorted(times)
     # Where a table stands comes with the last of its rows, and never before.
-    for number, chunk in enumerate(chunks):
-        for batch in chunk.batches:
+    for number, change_set in enumerate(change_sets):
+        for batch in change_set.batches:
             lsn = max(_lsns(batch))
-            rest = [b for k in chunks[number:] for b in k.batches if lsn in _lsns(b)]
+            rest = [b for k in change_sets[number:] for b in k.batches if lsn in _lsns(b)]
             assert (batch.resume is not None) == (batch is rest[-1])
 
 
@@ -439,15 +443,15 @@ async def test_nothing_is_given_of_a_table_before_it_was_read(polled_world: Chan
     async with aclosing(capture.live(None)) as live:
         await world.insert(3)
         await world.insert(4, table="b")
-        chunks = await take_to(live, await world.current())
-        assert ids(chunks) == [4]
+        change_sets = await take_to(live, await world.current())
+        assert ids(change_sets) == [4]
         snapshot = await capture.snapshot([t for t in tables if t.id.name == "a"])
         await world.insert(5)
         assert sorted(r["id"] for r in await rows_read(snapshot)) == [1, 3]
         await snapshot.close()
-        chunks = await take_to(live, await world.current())
-        assert ids(chunks) == [5]
-        assert changes_of(chunks)[0]["_cdc_lsn"] > snapshot.point
+        change_sets = await take_to(live, await world.current())
+        assert ids(change_sets) == [5]
+        assert changes_of(change_sets)[0]["_cdc_lsn"] > snapshot.point
 
 
 async def test_no_replay_without_a_slot(polled_world: ChangeWorld) -> None:
@@ -508,11 +512,11 @@ async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> 
         await world.insert(*range(LARGE_ROWS), note="y" * 400)
         await world.insert(LARGE_ROWS)
         await world.outlast_patience()
-        chunks = [first, *await take_to(live, await world.current())]
+        change_sets = [first, *await take_to(live, await world.current())]
         await world.insert(LARGE_ROWS + 1)
-        chunks += await take(live, 1)
+        change_sets += await take(live, 1)
     # Only now: counting so many rows would stall the loop, and what keeps the connection.
-    assert ids(chunks) == list(range(LARGE_ROWS + 2))
+    assert ids(change_sets) == list(range(LARGE_ROWS + 2))
 
 
 async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None:
@@ -521,10 +525,10 @@ async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None
         await anext(live)
         await world.write_elsewhere()
         position = await world.current()
-        chunks = await take_to(live, position)
-        assert not changes_of(chunks)
-        assert all(c.transactions == 0 and not c.is_open for c in chunks)
-        await capture.confirm(chunks[-1].position)
+        change_sets = await take_to(live, position)
+        assert not changes_of(change_sets)
+        assert all(c.transactions == 0 and not c.is_open for c in change_sets)
+        await capture.confirm(change_sets[-1].position)
 
         async def has_advanced() -> bool:
             return (await world.confirmed() or 0) >= position
@@ -580,7 +584,7 @@ async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> Non
     assert lag.lag_bytes >= now - done > 0
 
 
-async def test_lag_is_measured_while_no_chunks_are_taken(stream_world: ChangeWorld) -> None:
+async def test_lag_is_measured_while_no_change_sets_are_taken(stream_world: ChangeWorld) -> None:
     world = stream_world
     capture, _ = await prepared(world)
     async with aclosing(capture.live(None)) as live:
@@ -723,8 +727,8 @@ async def test_snapshot_boundary_of_a_table_added_while_streaming(world: ChangeW
     """I6: what is read at the point, and what the stream brings from there on, is the table."""
     capture, tables = await prepared(world)
     await world.begin(capture, tables)
-    chunks: list[Chunk] = []
-    streaming = asyncio.create_task(_collect(capture, chunks))
+    change_sets: list[ChangeSet] = []
+    streaming = asyncio.create_task(_collect(capture, change_sets))
     await world.insert(1)
     await world.add_table()
     await world.insert(*range(100), table="new1")
@@ -739,13 +743,13 @@ async def test_snapshot_boundary_of_a_table_added_while_streaming(world: ChangeW
     await writing
     end = await world.current()
     await world.write_elsewhere()
-    await until(lambda: _reached(chunks, end))
+    await until(lambda: _reached(change_sets, end))
     streaming.cancel()
     await asyncio.gather(streaming, return_exceptions=True)
-    streamed = [row["id"] for row in changes_of(chunks, "new1") if row["_cdc_lsn"] >= point]
+    streamed = [row["id"] for row in changes_of(change_sets, "new1") if row["_cdc_lsn"] >= point]
     assert sorted(read + streamed) == await world.rows("new1")
     assert set(range(100)) <= set(read)
-    assert sorted(ids(chunks, "a")) == await world.rows("a")
+    assert sorted(ids(change_sets, "a")) == await world.rows("a")
 
 
 async def test_idle_advances_past_a_snapshot_that_was_read(world: ChangeWorld) -> None:
@@ -754,12 +758,12 @@ async def test_idle_advances_past_a_snapshot_that_was_read(world: ChangeWorld) -
     async with aclosing(capture.live(None)) as live:
         before = (await take_to(live, snapshot.point))[-1].position
         await snapshot.advance_source()
-        chunks = await take_to(live, Lsn(before + 1))
+        change_sets = await take_to(live, Lsn(before + 1))
     await snapshot.close()
-    assert not changes_of(chunks)
+    assert not changes_of(change_sets)
 
 
-async def _collect(capture: ChangeCapture, into: list[Chunk]) -> None:
+async def _collect(capture: ChangeCapture, into: list[ChangeSet]) -> None:
     async with aclosing(capture.live(None)) as live:
         while True:
             into.append(await anext(live))
@@ -771,5 +775,5 @@ async def _keep_writing(world: ChangeWorld) -> None:
         await world.insert(key)
 
 
-async def _reached(chunks: Sequence[Chunk], position: Lsn) -> bool:
-    return any(chunk.position >= position for chunk in chunks)
+async def _reached(change_sets: Sequence[ChangeSet], position: Lsn) -> bool:
+    return any(change_set.position >= position for change_set in change_sets)

@@ -31,7 +31,7 @@ from tests.contract.change_worlds import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from ingestd.model.changes import Chunk, TableBatch
+    from ingestd.model.changes import ChangeSet, TableBatch
     from ingestd.model.lsn import Lsn
     from ingestd.model.schema import Table
     from ingestd.ports import ChangeCapture, SnapshotItem
@@ -59,7 +59,7 @@ class Stream:
     def __init__(self, capture: ChangeCapture, table: Table) -> None:
         self.capture = capture
         self.table = table
-        self.chunks: list[Chunk] = []
+        self.chunks: list[ChangeSet] = []
 
     @property
     def batches(self) -> list[TableBatch]:

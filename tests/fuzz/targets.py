@@ -43,7 +43,7 @@ from tests.unit.decode.test_streamed_transactions import MemorySpool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingestd.model.changes import Chunk, TableBatch
+    from ingestd.model.changes import ChangeSet, TableBatch
 
 T = TypeVar("T")
 Target = Callable[[bytes], bool]
@@ -150,25 +150,25 @@ def stream(data: bytes) -> bool:
     if any(message[:1] == b"L" for messages in feeds for message in messages):
         return False  # of our own making (`decode/pgoutput/shortening.py`)
     decoder = PgoutputDecoder(resolve, hold_bytes=(0, 60, 300, 1 << 20)[data[0] & 3])
-    chunks: list[Chunk] = []
+    change_sets: list[ChangeSet] = []
     try:
         for messages in feeds:
-            chunks += decoder.feed(*laid_out(messages))
+            change_sets += decoder.feed(*laid_out(messages))
     except ProtocolError:
         return False
-    _validate([batch for chunk in chunks for batch in chunk.batches])
+    _validate([batch for change_set in change_sets for batch in change_set.batches])
     flat = [m for messages in feeds for m in messages]
     if not flat or flat[-1][:1] != b"C":
         return False  # what is held back is not given yet
     plain = _plain(lambda: _decoded_plainly(flat))
     if plain is None:
         return False
-    found = {id_: _by_position(rows) for id_, rows in rows_of(chunks).items()}
+    found = {id_: _by_position(rows) for id_, rows in rows_of(change_sets).items()}
     expected = {id_: _by_position(rows) for id_, rows in plain.rows.items()}
     assert repr(sorted(found.items())) == repr(sorted(expected.items()))  # in repr NaN is NaN
-    times = np.concatenate([c.commit_times for c in chunks]).tolist() if chunks else []
+    times = np.concatenate([c.commit_times for c in change_sets]).tolist() if change_sets else []
     assert times == plain.commit_times
-    assert (chunks[-1].position if chunks else 0) == plain.position
+    assert (change_sets[-1].position if change_sets else 0) == plain.position
     return True
 
 

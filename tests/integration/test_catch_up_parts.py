@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ingestd.decode.pgoutput.decoder import PgoutputDecoder
-    from ingestd.model.changes import Chunk
+    from ingestd.model.changes import ChangeSet
     from tests.harness.databases import Database
 
 _PLAIN = (
@@ -43,7 +43,7 @@ class Messages:
 
     def feed(
         self, buffer: bytes | memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> list[Chunk]:
+    ) -> list[ChangeSet]:
         self.found += [bytes(buffer[a:b]) for a, b in zip(starts, ends, strict=True)]
         return []
 
@@ -107,7 +107,7 @@ async def drained(database: Database, policy: DrainPolicy) -> Messages:
     name = database.name
     backlog = await Drain.start(database.dsn, name, name, policy, end - begin, lineage=lineage)
     try:
-        async for _ in backlog.chunks(begin, end, cast("PgoutputDecoder", messages)):
+        async for _ in backlog.change_sets(begin, end, cast("PgoutputDecoder", messages)):
             pass
     finally:
         await backlog.close()

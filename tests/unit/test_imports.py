@@ -252,7 +252,7 @@ def test_the_checker_sees_a_wrong_import(module: str, source: str) -> None:
         ("ingestd.pipeline.pipeline", "from ingestd.observe.metrics import Metrics"),
         ("ingestd.app.build", "from ingestd.postgres import wal\nfrom ingestd.ports import Sink"),
         ("ingestd.app.lakes", "def f():\n    from ingestd.lake import factory"),
-        ("ingestd.ports", "from ingestd.model.changes import Chunk"),
+        ("ingestd.ports", "from ingestd.model.changes import ChangeSet"),
         ("ingestd.config", "from ingestd import __version__"),
         ("ingestd.__main__", "from ingestd.cli import main"),
     ],

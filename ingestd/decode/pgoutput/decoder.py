@@ -1,4 +1,4 @@
-"""Decoding of pgoutput messages to chunks of complete transactions, or pieces of large ones.
+"""Decoding of pgoutput messages to change sets of complete transactions, or pieces of large ones.
 
 Source: PostgreSQL documentation, "Logical Streaming Replication Protocol" and "Logical Replication
 Message Formats", protocol version 1, values as text.
@@ -46,7 +46,7 @@ from ingestd.decode.pgoutput.relation import (
 )
 from ingestd.decode.pgoutput.shortening import LEFT_OUT, columns_left_out
 from ingestd.decode.values.encodings import Encoding
-from ingestd.model.changes import Chunk, TableBatch, idle_chunk
+from ingestd.model.changes import ChangeSet, TableBatch, idle_change_set
 from ingestd.model.errors import ProtocolError, TableError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.row_checks import UNLIMITED_BYTES, kept_bytes, row_too_large
@@ -88,12 +88,13 @@ class _Known:
 class PgoutputDecoder:
     """Decodes one stream from its start. After a ProtocolError it can't continue.
 
-    Messages after a feed's last Commit are buffered until their transaction ends, so that chunks
-    end with transactions. More than `hold_bytes` of them are returned as an open chunk, and so is
-    what precedes a buffer of that size. A change with more than `row_limit_bytes` in captured
-    columns is dropped, and its table is reported in `Chunk.refused`. `report_partition` is called
-    repeatedly, `report_message` before the chunk is returned. `encoding`: of texts and names, None
-    for UTF-8. `groups`: which tables are decoded together. Not thread-safe.
+    Messages after a feed's last Commit are buffered until their transaction ends, so that change
+    sets end with transactions. More than `hold_bytes` of them are returned as an open change set,
+    and so is what precedes a buffer of that size. A change with more than `row_limit_bytes` in
+    captured columns is dropped, and its table is reported in `ChangeSet.refused`.
+    `report_partition` is called repeatedly, `report_message` before the change set is returned.
+    `encoding`: of texts and names, None for UTF-8. `groups`: which tables are decoded together. Not
+    thread-safe.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class PgoutputDecoder:
         """
         self._is_stale = True
 
-    def idle(self, position: Lsn) -> Chunk | None:
+    def idle(self, position: Lsn) -> ChangeSet | None:
         """Advance to a keepalive's wal_end: nothing that remains to be decoded precedes it.
 
         None while a transaction is open or buffered: its changes do precede it.
@@ -174,14 +175,14 @@ class PgoutputDecoder:
         if self._open is not None or self._held:
             return None
         self._position = max(self._position, position)
-        return idle_chunk(self._position)
+        return idle_change_set(self._position)
 
     def feed(
         self, buffer: bytes | memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> list[Chunk]:
+    ) -> list[ChangeSet]:
         """Decode complete messages, `starts[i]` to `ends[i]` (ascending) in `buffer`.
 
-        A memoryview is not copied: its memory must not change. Returns at most one chunk of
+        A memoryview is not copied: its memory must not change. Returns at most one change set of
         complete transactions, then up to two open ones: buffered messages are returned before a
         large buffer. Raises ProtocolError.
         """
@@ -189,19 +190,19 @@ class PgoutputDecoder:
             return []
         _check_ranges(buffer, starts, ends)
         whole = self._whole_messages(buffer, starts, ends)
-        chunks = []
+        change_sets = []
         if whole and not self._held:
-            chunks += self._decode_all(bytes(buffer), starts[:whole], ends[:whole])
+            change_sets += self._decode_all(bytes(buffer), starts[:whole], ends[:whole])
         elif whole:
             self._hold(memoryview(buffer), starts[:whole], ends[:whole])
-            chunks += self._release()
+            change_sets += self._release()
         if whole < len(starts):
             if len(buffer) > self._hold_bytes:  # e.g. a large message: avoid a copy to join it
-                chunks += self._release()
+                change_sets += self._release()
             self._hold(buffer, starts[whole:], ends[whole:])
             if self._held_bytes > self._hold_bytes:
-                chunks += self._release()
-        return chunks
+                change_sets += self._release()
+        return change_sets
 
     def _whole_messages(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> int:
         """Return how many of these messages end with the end of a transaction.
@@ -233,7 +234,7 @@ class PgoutputDecoder:
         self._held.append((piece, np.stack((starts, ends)) - first))
         self._held_bytes += len(piece)
 
-    def _release(self) -> list[Chunk]:
+    def _release(self) -> list[ChangeSet]:
         """Decode all buffered messages, if any."""
         if not self._held:
             return []
@@ -246,16 +247,16 @@ class PgoutputDecoder:
         del pieces  # decoding needs the memory
         return self._decode_all(buffer, ranges[0], ranges[1])
 
-    def _decode_all(self, buffer: bytes, starts: Ints, ends: Ints) -> list[Chunk]:
+    def _decode_all(self, buffer: bytes, starts: Ints, ends: Ints) -> list[ChangeSet]:
         if len(buffer) >= _MAX_FEED_BYTES:
             msg = f"{len(buffer)} bytes of messages at once: more than can be decoded"
             raise ProtocolError(msg)
-        chunk = self._decode(
+        change_set = self._decode(
             read_messages(buffer, starts, ends, self._encoding, sparse=self._groups.sparse)
         )
-        return [] if chunk is None else [chunk]
+        return [] if change_set is None else [change_set]
 
-    def _decode(self, messages: Messages) -> Chunk | None:
+    def _decode(self, messages: Messages) -> ChangeSet | None:
         transactions = read_transactions(messages, self._open)
         if len(transactions.begun):
             if transactions.commit_lsns[1] <= self._last_lsn:
@@ -278,7 +279,7 @@ class PgoutputDecoder:
 
     def _close(
         self, transactions: Transactions, batches: tuple[TableBatch, ...], captured: Ints
-    ) -> Chunk | None:
+    ) -> ChangeSet | None:
         """Update the open transaction and the position. `captured`: changes per transaction."""
         last = len(captured) - 1
         self._open = None
@@ -299,7 +300,7 @@ class PgoutputDecoder:
         with_changes = np.flatnonzero(captured > 0)
         ended = transactions.ended[captured[transactions.ended] > 0]
         first = Lsn(int(transactions.commit_lsns[with_changes[0]])) if len(with_changes) else None
-        return Chunk(
+        return ChangeSet(
             batches,
             self._position,
             is_open=transactions.is_open,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from structlog.typing import FilteringBoundLogger
 
-from ingestd.model.changes import Chunk, CommittedEpoch
+from ingestd.model.changes import ChangeSet, CommittedEpoch
 from ingestd.model.errors import IngestdError, LakeLostError, OperatorError, TransientError
 from ingestd.model.lake_state import LakeState, Notice, TableState
 from ingestd.model.lsn import Lsn
@@ -261,12 +261,12 @@ class SourceTelemetry(TableTelemetry):
 
     # --- positions and rows ------------------------------------------------------------------
 
-    def received(self, chunk: Chunk, epoch: FillingEpoch) -> None:
-        """Record a chunk that is now in the epoch."""
-        self.status.received(chunk.position)
-        self._metrics.received(self.source, chunk.position)
-        self._metrics.decoded(self.source, chunk.decode_s)
-        self._metrics.ignored(self.source, chunk.ignored_messages)
+    def received(self, change_set: ChangeSet, epoch: FillingEpoch) -> None:
+        """Record a change set that is now in the epoch."""
+        self.status.received(change_set.position)
+        self._metrics.received(self.source, change_set.position)
+        self._metrics.decoded(self.source, change_set.decode_s)
+        self._metrics.ignored(self.source, change_set.ignored_messages)
         self._metrics.buffered(self.source, epoch.nbytes)
 
     def committed(

@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
-from ingestd.model.changes import Chunk
+from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
@@ -308,19 +308,19 @@ class PollingCapture:
             row_limit_bytes=self._row_limit_bytes,
         )
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
+    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Poll indefinitely. `after` is where the positions continue."""
         if after is not None:
             self._positions.begin_at(after)
         if self._settings.listen is not None and self._listener is None:
             self._listener = asyncio.create_task(self._listen(self._settings.listen))
-        async with contextlib.aclosing(self.polls.chunks()) as chunks:
-            async for chunk in chunks:
+        async with contextlib.aclosing(self.polls.change_sets()) as change_sets:
+            async for change_set in change_sets:
                 self._control.ensure_claimed()
-                if self._tables.texts.record_changes(chunk.batches):
+                if self._tables.texts.record_changes(change_set.batches):
                     self.polls.noticed.set()
-                self._delivered = max(self._delivered, chunk.position)
-                yield chunk
+                self._delivered = max(self._delivered, change_set.position)
+                yield change_set
 
     async def current_snapshot(self) -> PgSnapshot:
         """Query on the connection that holds the claim."""

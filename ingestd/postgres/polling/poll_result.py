@@ -1,4 +1,4 @@
-"""The result of one poll, and its chunks."""
+"""The result of one poll, and its change sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ingestd.decode.copy.rows import microseconds
-from ingestd.model.changes import NO_COMMITS, Chunk, TableBatch
+from ingestd.model.changes import NO_COMMITS, ChangeSet, TableBatch
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.polling.poll import PollPoint, TablePoll
@@ -80,20 +80,20 @@ class PollResult:
             self._first = position
         return self._first
 
-    def open_chunk(self, outcome: TablePollResult) -> Chunk:
+    def open_change_set(self, outcome: TablePollResult) -> ChangeSet:
         """Return the waiting batches, and those of a table that will yield more."""
         batches, self.waiting = (*self.waiting, *outcome.batches), []
         nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.place.position)
-        return Chunk(
+        return ChangeSet(
             batches, first, is_open=True, first_lsn=first, commit_times=NO_COMMITS, nbytes=nbytes
         )
 
-    def last_chunk(self) -> Chunk | None:
+    def last_change_set(self) -> ChangeSet | None:
         """Return the rest of the poll; None if it found nothing."""
         if self._first is None:
             self._positions.pass_by(self.now.lsn)
             return None
-        return Chunk(
+        return ChangeSet(
             tuple(self.waiting),
             self._positions.end,
             is_open=False,

@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import AsyncConnection
 
-from ingestd.model.changes import Chunk, TableBatch, idle_chunk
+from ingestd.model.changes import ChangeSet, TableBatch, idle_change_set
 from ingestd.model.errors import ProtocolError, TableChangedError, TableError, TransientError
 from ingestd.model.lsn import ZERO
 from ingestd.model.memory_shares import POLLED, POLLED_KEYS, bytes_of
@@ -130,20 +130,20 @@ class PollScheduler:
         taken: int = sum(k.nbytes for k in others if k is not None)
         return max(0, self._key_bytes - taken)
 
-    async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Yield the results of polls, indefinitely; an empty chunk when nothing is found."""
+    async def change_sets(self) -> AsyncGenerator[ChangeSet, None]:
+        """Yield the results of polls, indefinitely; an empty change set when nothing is found."""
         given = self._positions.end
-        yield idle_chunk(given)
+        yield idle_change_set(given)
         while True:
             due = await self._wait()
             if due:
-                async with aclosing(self._poll(due)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-                        given = max(given, chunk.position)
+                async with aclosing(self._poll(due)) as change_sets:
+                    async for change_set in change_sets:
+                        yield change_set
+                        given = max(given, change_set.position)
             if self._positions.end > given:
                 given = self._positions.end
-                yield idle_chunk(given)
+                yield idle_change_set(given)
             self._start_sweep()
 
     async def close(self) -> None:
@@ -179,8 +179,8 @@ class PollScheduler:
 
     # --- one poll ----------------------------------------------------------------------------
 
-    async def _poll(self, due: Sequence[PolledState]) -> AsyncGenerator[Chunk, None]:
-        """Poll tables in one transaction: one chunk for all, more if it would be too large."""
+    async def _poll(self, due: Sequence[PolledState]) -> AsyncGenerator[ChangeSet, None]:
+        """Poll tables in one transaction: one change set for all, more if it would be too large."""
         try:
             connection = await self._connected()
             started = self._monotonic()
@@ -190,15 +190,15 @@ class PollScheduler:
                 connection, await begin_poll(connection, self._backend), self._positions
             )
             for state in due:
-                async with aclosing(self._poll_table(poll, state)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+                async with aclosing(self._poll_table(poll, state)) as change_sets:
+                    async for change_set in change_sets:
+                        yield change_set
             if poll.has_found:
                 await await_flushed(connection, poll.now.lsn)
             await connection.rollback()
             for outcome in poll.outcomes:
                 await self._note(outcome, started)
-            last = poll.last_chunk()
+            last = poll.last_change_set()
             if last is not None:
                 yield last
         except psycopg.Error as error:
@@ -210,7 +210,7 @@ class PollScheduler:
 
     async def _poll_table(
         self, poll: PollResult, state: PolledState
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[ChangeSet, None]:
         """Poll one table. A fault of this table alone leaves the poll unchanged."""
         if not self._is_active(state):  # not any more: a snapshot has begun to read it
             return
@@ -240,7 +240,7 @@ class PollScheduler:
                     if self._is_full((*poll.waiting, *outcome.batches)):
                         is_given = True
                         await self._given(state, outcome.batches)
-                        yield poll.open_chunk(outcome)
+                        yield poll.open_change_set(outcome)
                         outcome.batches = []
                     outcome.batches.append(batch)
         except ProtocolError as error:

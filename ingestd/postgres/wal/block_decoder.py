@@ -1,4 +1,4 @@
-"""A block of the stream, decoded a few chunks at a time, in a thread."""
+"""A block of the stream, decoded a few change sets at a time, in a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.failpoints import lost, reach
-from ingestd.model.changes import Chunk
+from ingestd.model.changes import ChangeSet
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.transport.copy_reader import ReceivedBytes
 
@@ -23,33 +23,33 @@ GIVEN_BYTES = 16 << 20
 
 
 class BlockDecoder:
-    """One block's chunks.
+    """One block's change sets.
 
     Set by the first `some`: `reply_requested`, the server waits for a reply; `ended`, the error
-    with which it ended the stream after these chunks.
+    with which it ended the stream after these change sets.
     """
 
     def __init__(
         self, decoder: PgoutputDecoder, order: StreamedTransactions, collected: ReceivedBytes
     ) -> None:
         self._decoder = decoder
-        self._chunks = self._decode(order, collected)
+        self._change_sets = self._decode(order, collected)
         self.reply_requested = False
         self.ended: psycopg.Error | None = None
         self.is_done = False
 
-    def some(self) -> list[Chunk]:
-        """Return the next chunks, up to about `GIVEN_BYTES`. Raises ProtocolError."""
+    def some(self) -> list[ChangeSet]:
+        """Return the next change sets, up to about `GIVEN_BYTES`. Raises ProtocolError."""
         found, nbytes = [], 0
-        for chunk in self._chunks:
-            found.append(chunk)
-            nbytes += chunk.nbytes
+        for change_set in self._change_sets:
+            found.append(change_set)
+            nbytes += change_set.nbytes
             if nbytes >= GIVEN_BYTES:
                 return found
         self.is_done = True
         return found
 
-    def _decode(self, order: StreamedTransactions, collected: ReceivedBytes) -> Iterator[Chunk]:
+    def _decode(self, order: StreamedTransactions, collected: ReceivedBytes) -> Iterator[ChangeSet]:
         block = collected.block()
         self.ended = block.ended
         frames = split_frames(block.buffer, block.starts, block.ends)
@@ -67,12 +67,12 @@ def timed_feed(
     buffer: bytes | memoryview,
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
-) -> list[Chunk]:
-    """Decode; record in the first chunk how long it took."""
+) -> list[ChangeSet]:
+    """Decode; record in the first change set how long it took."""
     reach("capture.decode.before", lost)
     began = time.perf_counter()
-    chunks = decoder.feed(buffer, starts, ends)
-    if chunks:
-        chunks[0] = replace(chunks[0], decode_s=time.perf_counter() - began)
+    change_sets = decoder.feed(buffer, starts, ends)
+    if change_sets:
+        change_sets[0] = replace(change_sets[0], decode_s=time.perf_counter() - began)
     reach("capture.decode.after", lost)
-    return chunks
+    return change_sets

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.decode.pgoutput.relation import Relation
-from ingestd.model.changes import Chunk
+from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
@@ -310,7 +310,7 @@ class WalCapture:
         limit_bytes = row_limit_bytes(self._memory_bytes)
         return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
+    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Yield the changes from `after`, or from the slot's confirmed position if it is later."""
         self._is_live = True
         control = await self._control.connection()
@@ -328,9 +328,9 @@ class WalCapture:
         self._stream.server_is_at(Lsn.parse(slot.flushed), slot.reread_bytes)
         changes = self._stream.changes(start, server)
         async with contextlib.aclosing(changes):
-            async for chunk in changes:
-                judged, is_news = self._tables.delivered(chunk)
-                if self._tables.texts.record_changes(chunk.batches) or is_news:
+            async for change_set in changes:
+                judged, is_news = self._tables.delivered(change_set)
+                if self._tables.texts.record_changes(change_set.batches) or is_news:
                     self._relations.noticed.set()
                 yield judged
 

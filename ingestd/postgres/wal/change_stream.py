@@ -28,7 +28,7 @@ from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.decode.values.encodings import Encoding, encoding_of
 from ingestd.failpoints import reach_async
-from ingestd.model.changes import Chunk, idle_chunk
+from ingestd.model.changes import ChangeSet, idle_change_set
 from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.memory_shares import DECODED, OPEN_TRANSACTIONS, RECEIVED, bytes_of
@@ -112,7 +112,7 @@ class ChangeStream:
             SlotAdvance(self._dsn, settings.slot, source, step_bytes=step_bytes)
         )
 
-    async def changes(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
+    async def changes(self, start: Lsn, server: WalServer) -> AsyncGenerator[ChangeSet, None]:
         """Yield the changes of transactions with commit_lsn >= `start`, the slot's or later.
 
         Call `server_is_at` first. Raises TransientError, OperatorError, ProtocolError.
@@ -122,16 +122,16 @@ class ChangeStream:
         self._server_at.mark_uncertain()
         self.confirmation.begin(start, server.lineage)
         while True:
-            async with contextlib.aclosing(self._drain_backlogs()) as chunks:
-                async for chunk in chunks:
-                    await self._server_at.ensure_reached(chunk.position, self._lineage)
-                    yield self._deliver(chunk)
-                    self._position = max(self._position, chunk.position)
-            async with contextlib.aclosing(self._streamed(self._position, server)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with contextlib.aclosing(self._drain_backlogs()) as change_sets:
+                async for change_set in change_sets:
+                    await self._server_at.ensure_reached(change_set.position, self._lineage)
+                    yield self._deliver(change_set)
+                    self._position = max(self._position, change_set.position)
+            async with contextlib.aclosing(self._streamed(self._position, server)) as change_sets:
+                async for change_set in change_sets:
+                    yield change_set
 
-    async def _drain_backlogs(self) -> AsyncGenerator[Chunk, None]:
+    async def _drain_backlogs(self) -> AsyncGenerator[ChangeSet, None]:
         """Drain what is behind, and what was written meanwhile, until it does not pay."""
         decision = self._decision
         pays = decision.pays_at(self._position)
@@ -139,14 +139,14 @@ class ChangeStream:
             self._report_rereading(decision.reread_bytes)
         while pays:
             begin, target = self._position, decision.flushed
-            async with contextlib.aclosing(self._drain_backlog(begin, target)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with contextlib.aclosing(self._drain_backlog(begin, target)) as change_sets:
+                async for change_set in change_sets:
+                    yield change_set
             if self._position > begin:  # else the server refused
                 self.confirmation.request(self._position)
             pays = self._position >= target and decision.is_late_at(self._position)
 
-    async def _streamed(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
+    async def _streamed(self, start: Lsn, server: WalServer) -> AsyncGenerator[ChangeSet, None]:
         """Yield the changes as they arrive, until a backlog must be drained.
 
         Not before any came: the server would read a long transaction once more.
@@ -165,12 +165,12 @@ class ChangeStream:
             decoder, spool = self._new_decoder(), self._new_spool()
             order = StreamedTransactions(spool)
             try:
-                yield self._deliver(decoder.idle(start) or idle_chunk(start))
+                yield self._deliver(decoder.idle(start) or idle_change_set(start))
                 async with contextlib.aclosing(
                     self._decoded(stream, decoder, order, start)
-                ) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+                ) as change_sets:
+                    async for change_set in change_sets:
+                        yield change_set
             except (OperatorError, ProtocolError, TransientError) as raised:
                 fault = raised
                 if isinstance(raised, ProtocolError):
@@ -188,7 +188,7 @@ class ChangeStream:
         decoder: PgoutputDecoder,
         order: StreamedTransactions,
         start: Lsn,
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[ChangeSet, None]:
         while True:
             await reach_async("capture.receive.before")
             collected = await stream.receive()
@@ -200,8 +200,8 @@ class ChangeStream:
                     self.confirmation.request_reply(decoder.position)
                 await self._server_at.ensure_reached(decoder.position, self._lineage)
                 stream.set_received(decoder.position)
-                for chunk in found:
-                    yield self._deliver(chunk)
+                for change_set in found:
+                    yield self._deliver(change_set)
             if self._decision.has_passed_backlog(decoder.position):
                 self.confirmation.request(decoder.position)
             if decoding.ended is not None:
@@ -324,7 +324,7 @@ class ChangeStream:
             await self._drain.close()
         await self.confirmation.close()
 
-    async def _drain_backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
+    async def _drain_backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[ChangeSet, None]:
         """Yield the transactions from `start` to about `target`, drained by SQL functions.
 
         If the server refuses, yield nothing: the backlog is streamed. If it fails later, the source
@@ -334,10 +334,10 @@ class ChangeStream:
         decoder.idle(start)
         has_yielded = False
         try:
-            async with contextlib.aclosing(self._run_drain(start, target, decoder)) as chunks:
-                async for chunk in chunks:
+            async with contextlib.aclosing(self._run_drain(start, target, decoder)) as change_sets:
+                async for change_set in change_sets:
                     has_yielded = True
-                    yield chunk
+                    yield change_set
         except PartFailedError as error:
             what = f"source {self._source}, catch-up: {error}"
             remedy = error.remedy
@@ -349,7 +349,7 @@ class ChangeStream:
 
     async def _run_drain(
         self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[ChangeSet, None]:
         backlog = self._drain = await Drain.start(
             self._dsn,
             self._settings.slot,
@@ -360,9 +360,11 @@ class ChangeStream:
             row_limit_bytes=self._row_limit_bytes,
         )
         try:
-            async with contextlib.aclosing(backlog.chunks(start, target, decoder)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with contextlib.aclosing(
+                backlog.change_sets(start, target, decoder)
+            ) as change_sets:
+                async for change_set in change_sets:
+                    yield change_set
         finally:
             self._drain = None
             await backlog.close()
@@ -427,10 +429,10 @@ class ChangeStream:
             where=f"source {self._source}",
         )
 
-    def _deliver(self, chunk: Chunk) -> Chunk:
-        self.confirmation.record_received(chunk.position)
+    def _deliver(self, change_set: ChangeSet) -> ChangeSet:
+        self.confirmation.record_received(change_set.position)
         left_out = self._relations.take_left_out()
-        return replace(chunk, interrupted=left_out) if left_out else chunk
+        return replace(change_set, interrupted=left_out) if left_out else change_set
 
     def _limits(self, server: WalServer) -> StreamLimits:
         interval = STATUS_INTERVAL_S

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 
 from ingestd.decode.pgoutput.relation import Relation
 from ingestd.decode.type_mapping import BUILT_IN, Types
-from ingestd.model.changes import Chunk
+from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import Notice, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
@@ -312,18 +312,18 @@ class SourceTables:
         self.evidence.record_columns(relation, self._tracker.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
-    def delivered(self, chunk: Chunk) -> tuple[Chunk, bool]:
+    def delivered(self, change_set: ChangeSet) -> tuple[ChangeSet, bool]:
         """Record what the stream delivered.
 
         Return it with the doubts about its tables, and whether the catalog must be read again.
         """
-        self._reached = max(self._reached, chunk.position)
-        found = unknown_labels(chunk, self._enums)
+        self._reached = max(self._reached, change_set.position)
+        found = unknown_labels(change_set, self._enums)
         has_news = [
-            self.evidence.record_labels(oid, new, chunk.position) for oid, new in found.items()
+            self.evidence.record_labels(oid, new, change_set.position) for oid, new in found.items()
         ]
         doubts = self._doubts()
-        return replace(chunk, doubts=doubts) if doubts else chunk, any(has_news)
+        return replace(change_set, doubts=doubts) if doubts else change_set, any(has_news)
 
     def _doubts(self) -> dict[TableId, str]:
         """Return the `_tables` entries of tables that the stream makes doubtful."""

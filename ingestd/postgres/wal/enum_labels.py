@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.decode.type_mapping import Types, innermost
-from ingestd.model.changes import Chunk, TableBatch
+from ingestd.model.changes import ChangeSet, TableBatch
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 
 
@@ -50,10 +50,12 @@ def enum_columns(storage: TableFingerprint, type_oids: Iterable[int], types: Typ
     return EnumColumns({oid: known for oid, known in found.items() if known is not None})
 
 
-def unknown_labels(chunk: Chunk, columns: Mapping[int, EnumColumns]) -> dict[int, dict[str, int]]:
-    """Return the result of `EnumColumns.unknown` for a chunk, by the table's OID."""
+def unknown_labels(
+    change_set: ChangeSet, columns: Mapping[int, EnumColumns]
+) -> dict[int, dict[str, int]]:
+    """Return the result of `EnumColumns.unknown` for a change set, by the table's OID."""
     found: dict[int, dict[str, int]] = {}
-    for batch in chunk.batches:
+    for batch in change_set.batches:
         enums = columns.get(batch.table.oid)
         if enums is not None and (new := enums.unknown(batch)):
             found[batch.table.oid] = found.get(batch.table.oid, {}) | new

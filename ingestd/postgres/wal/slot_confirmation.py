@@ -73,7 +73,7 @@ class SlotConfirmation:
         return max(self._slot_at, self.confirmed)
 
     def record_received(self, position: Lsn) -> None:
-        """Record that everything that precedes `position` is delivered (`Chunk.position`)."""
+        """Record that everything that precedes `position` is delivered (`ChangeSet.position`)."""
         self._received = max(self._received, position)
 
     def request(self, position: Lsn) -> None:

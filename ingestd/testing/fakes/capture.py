@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import numpy as np
 
-from ingestd.model.changes import Chunk, idle_chunk
+from ingestd.model.changes import ChangeSet, idle_change_set
 from ingestd.model.errors import TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
@@ -34,8 +34,9 @@ __all__ = ["FakeCapture", "FakeChange", "FakeDatabase", "FakeTransaction"]
 class FakeCapture:
     """A ChangeCapture of a `FakeDatabase`.
 
-    `rows_per_chunk`: larger transactions are delivered in several, open chunks. `in_chunks`: tables
-    are read incrementally. `reach`: the sizes of splits. `make_snapshot`: creates a `FakeSnapshot`.
+    `change_set_rows`: larger transactions are delivered in several, open change sets. `in_chunks`:
+    tables are read incrementally. `reach`: the sizes of splits. `make_snapshot`: creates a
+    `FakeSnapshot`.
     """
 
     supports_replay = True
@@ -45,14 +46,14 @@ class FakeCapture:
         self,
         database: FakeDatabase,
         *,
-        rows_per_chunk: int = 1000,
+        change_set_rows: int = 1000,
         in_chunks: bool = False,
         reach: Reach | None = None,
     ) -> None:
         self.database = database
         self._in_chunks = in_chunks
         self._reach = reach or Reach()
-        self._rows_per_chunk = rows_per_chunk
+        self._change_set_rows = change_set_rows
         self.tables: dict[TableId, Table] = {}
         self._discovered: tuple[object, ...] = ()
         self._delivered = ZERO
@@ -162,24 +163,24 @@ class FakeCapture:
         """Return the database's current visibility."""
         return self.database.visibility()
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Yield one chunk for each transaction, or several open ones for a large one."""
+    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+        """Yield one change set for each transaction, or several open ones for a large one."""
         base = self.database
         self._check_claim()
         assert base.slot is not None
         position = max(after or ZERO, base.slot)
-        yield self._deliver(idle_chunk(position))
+        yield self._deliver(idle_change_set(position))
         while True:
             self._check_claim()
             found = [t for t in base.log if t.commit_lsn >= position]
             growth, end = base.growth, base.current
             for transaction in found:
-                for chunk in self._chunks(transaction, position):
-                    yield self._deliver(chunk)
+                for change_set in self._change_sets(transaction, position):
+                    yield self._deliver(change_set)
                 position = transaction.end_lsn
             if position < end:
                 position = end
-                yield self._deliver(idle_chunk(position))
+                yield self._deliver(idle_change_set(position))
             await growth.wait()
 
     def checkpoint_requested(self) -> bool:
@@ -217,19 +218,19 @@ class FakeCapture:
     def _seen(self) -> tuple[object, ...]:
         return tuple(self.database.tables), tuple(self.database.refused)
 
-    def _deliver(self, chunk: Chunk) -> Chunk:
-        self._delivered = max(self._delivered, chunk.position)
-        return chunk
+    def _deliver(self, change_set: ChangeSet) -> ChangeSet:
+        self._delivered = max(self._delivered, change_set.position)
+        return change_set
 
-    def _chunks(self, transaction: FakeTransaction, position: Lsn) -> list[Chunk]:
+    def _change_sets(self, transaction: FakeTransaction, position: Lsn) -> list[ChangeSet]:
         changes = numbered(transaction, self.tables)
         if not changes:
-            return [idle_chunk(transaction.end_lsn)]
-        size = self._rows_per_chunk
+            return [idle_change_set(transaction.end_lsn)]
+        size = self._change_set_rows
         parts = [changes[i : i + size] for i in range(0, len(changes), size)]
         last = len(parts) - 1
         return [
-            Chunk(
+            ChangeSet(
                 batches=tuple(stream_batches(transaction, part, self.tables)),
                 position=transaction.end_lsn if number == last else position,
                 is_open=number < last,

@@ -10,7 +10,7 @@ from ingestd.decode.pgoutput.changes import TableChanges
 from ingestd.decode.pgoutput.decoder import GROUPS, GroupPolicy, PgoutputDecoder, table_groups
 from ingestd.decode.pgoutput.messages import IS_CHANGE, RELATION, read_messages
 from ingestd.decode.pgoutput.relation import Relation, parse_relation, table_of
-from ingestd.model.changes import Chunk
+from ingestd.model.changes import ChangeSet
 from ingestd.model.schema import Table, with_before
 from tests.unit.decode import pgoutput
 
@@ -41,9 +41,9 @@ def captured(relation: Relation) -> Table:
     return with_before(table_of(relation), full=False)
 
 
-def decode(groups: GroupPolicy = GROUPS) -> Chunk:
-    [chunk] = PgoutputDecoder(captured, groups=groups).feed(*pgoutput.laid_out(sent()))
-    return chunk
+def decode(groups: GroupPolicy = GROUPS) -> ChangeSet:
+    [change_set] = PgoutputDecoder(captured, groups=groups).feed(*pgoutput.laid_out(sent()))
+    return change_set
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_together_they_are_what_they_are_alone() -> None:
 
 def test_a_table_does_not_keep_the_values_of_others() -> None:
     """Its pending values are counted separately (I9)."""
-    chunk = decode()
-    assert len(chunk.batches) == TABLES
-    for batch in chunk.batches:
+    change_set = decode()
+    assert len(change_set.batches) == TABLES
+    for batch in change_set.batches:
         for name in ("id", "number", "note"):
             column: pa.Array = batch.rows.column(name)
             assert column.get_total_buffer_size() < 2 * column.nbytes + 64

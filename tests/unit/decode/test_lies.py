@@ -46,7 +46,7 @@ from tests.unit.decode.test_reordered_drain import told
 from tests.unit.decode.test_streamed_transactions import MemorySpool
 
 if TYPE_CHECKING:
-    from ingestd.model.changes import Chunk
+    from ingestd.model.changes import ChangeSet
 
 pytestmark = pytest.mark.attack("server")
 SAID_BYTES = 2000
@@ -95,7 +95,7 @@ class Reading:
     """Reads a stream as the daemon does from its socket on, and checks what it is given."""
 
     def __init__(self, *, limit_bytes: int | None = None, most_open: int = MOST_OPEN) -> None:
-        self.chunks: list[Chunk] = []
+        self.change_sets: list[ChangeSet] = []
         self.decoder = PgoutputDecoder(
             resolve, report_message=lambda *_: True, row_limit_bytes=limit_bytes or 1 << 31
         )
@@ -116,7 +116,7 @@ class Reading:
             given: Any = Sent(buffer, found.starts, found.ends, ended)
             decoding = BlockDecoder(self.decoder, self.order, given)
             while not decoding.is_done:
-                self.chunks += decoding.some()
+                self.change_sets += decoding.some()
         except ProtocolError as error:
             return error
         return decoding.ended
@@ -124,12 +124,12 @@ class Reading:
     def check(self) -> None:
         """No row is beyond the complete transactions, and the position never decreases."""
         position = 0
-        for chunk in self.chunks:
-            assert chunk.position >= position
-            position = chunk.position
-            for batch in chunk.batches:
+        for change_set in self.change_sets:
+            assert change_set.position >= position
+            position = change_set.position
+            for batch in change_set.batches:
                 batch.rows.validate(full=True)
-                if not chunk.is_open:
+                if not change_set.is_open:
                     assert max(batch.rows.column("_cdc_lsn").to_pylist()) <= position
 
 

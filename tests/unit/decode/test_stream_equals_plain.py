@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ingestd.decode.pgoutput.decoder import GROUPS, GroupPolicy, PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
-from ingestd.model.changes import Chunk, change_schema
+from ingestd.model.changes import ChangeSet, change_schema
 from ingestd.model.errors import ProtocolError
 from ingestd.model.schema import Table, with_before
 from tests.unit.decode import pgoutput
@@ -196,19 +196,19 @@ def resolve(relation: Relation) -> Table | None:
 
 def decode(
     messages: list[bytes], cuts: list[int], hold_bytes: int, groups: GroupPolicy = GROUPS
-) -> list[Chunk]:
+) -> list[ChangeSet]:
     decoder = PgoutputDecoder(resolve, hold_bytes=hold_bytes, groups=groups)
-    chunks: list[Chunk] = []
+    change_sets: list[ChangeSet] = []
     bounds = [0, *sorted(c % (len(messages) + 1) for c in cuts), len(messages)]
     for start, end in pairwise(bounds):
-        chunks += decoder.feed(*pgoutput.laid_out(messages[start:end]))
-    return chunks
+        change_sets += decoder.feed(*pgoutput.laid_out(messages[start:end]))
+    return change_sets
 
 
-def rows_of(chunks: list[Chunk]) -> dict[Any, list[dict[str, Any]]]:
+def rows_of(change_sets: list[ChangeSet]) -> dict[Any, list[dict[str, Any]]]:
     found: dict[Any, list[dict[str, Any]]] = {}
-    for chunk in chunks:
-        for batch in chunk.batches:
+    for change_set in change_sets:
+        for batch in change_set.batches:
             batch.rows.validate(full=True)
             assert batch.rows.schema == change_schema(batch.table)
             rows = batch.rows.to_pylist(maps_as_pydicts="strict")
@@ -264,29 +264,32 @@ def assert_equals_plain_one(
     for message in messages:
         plain.feed(message)
     groups = GroupPolicy(small_rows=together[0], values=together[1], sparse=sparse)
-    chunks = decode(messages, cuts, hold, groups)
-    found = sorted(rows_of(chunks).items())
+    change_sets = decode(messages, cuts, hold, groups)
+    found = sorted(rows_of(change_sets).items())
     assert repr(found) == repr(sorted(plain.rows.items()))  # in repr NaN is NaN, -0.0 not 0.0
-    assert np.concatenate([c.commit_times for c in chunks]).tolist() == plain.commit_times
-    assert chunks[-1].position == plain.position
+    assert np.concatenate([c.commit_times for c in change_sets]).tolist() == plain.commit_times
+    assert change_sets[-1].position == plain.position
 
 
 @pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(streams(), CUTS, st.sampled_from([0, 60, 300]))
-def test_whole_transactions_end_chunks_unless_open(
+def test_whole_transactions_end_change_sets_unless_open(
     messages: list[bytes], cuts: list[int], hold: int
 ) -> None:
     position, pending = 0, None
-    for chunk in decode(messages, cuts, hold):
-        assert chunk.position >= position
-        position = chunk.position
-        lsns = [n for b in chunk.batches for n in b.rows.column("_cdc_lsn").to_pylist()]
+    for change_set in decode(messages, cuts, hold):
+        assert change_set.position >= position
+        position = change_set.position
+        lsns = [n for b in change_set.batches for n in b.rows.column("_cdc_lsn").to_pylist()]
         if lsns or pending is not None:
-            assert chunk.first_lsn == min([*lsns, pending or math.inf])
-        assert chunk.nbytes == sum(b.nbytes for b in chunk.batches)
-        assert chunk.transactions == len({*lsns, *([pending] if pending else [])}) - chunk.is_open
-        if chunk.is_open:
+            assert change_set.first_lsn == min([*lsns, pending or math.inf])
+        assert change_set.nbytes == sum(b.nbytes for b in change_set.batches)
+        assert (
+            change_set.transactions
+            == len({*lsns, *([pending] if pending else [])}) - change_set.is_open
+        )
+        if change_set.is_open:
             assert lsns
             assert max(lsns) >= position
             pending = max(lsns)
@@ -336,9 +339,9 @@ def _decodes_or_refuses(
     messages: list[bytes], cuts: list[int], groups: GroupPolicy = GROUPS
 ) -> None:
     try:
-        rows_of_chunks = decode(messages, cuts, 60, groups)
+        rows_of_change_sets = decode(messages, cuts, 60, groups)
     except ProtocolError:
         return
-    for chunk in rows_of_chunks:
-        for batch in chunk.batches:
+    for change_set in rows_of_change_sets:
+        for batch in change_set.batches:
             batch.rows.validate(full=True)

@@ -49,14 +49,14 @@ def running(
     disk: MemoryDisk,
     *,
     before_commit: Callable[[str], None] = lambda _: None,
-    rows_per_chunk: int = 1000,
+    change_set_rows: int = 1000,
     settings: PipelinePolicy | None = None,
     watching: SourceTelemetry | None = None,
     capture: FakeCapture | None = None,
     sink: Sink | None = None,
 ) -> AbstractAsyncContextManager[asyncio.Task[None]]:
     return under_test.running_pipeline(
-        capture or FakeCapture(base, rows_per_chunk=rows_per_chunk),
+        capture or FakeCapture(base, change_set_rows=change_set_rows),
         sink or MemoryLake(disk, before_commit=before_commit),
         policy=settings or policy(),
         telemetry=watching or watch(),

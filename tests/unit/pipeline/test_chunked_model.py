@@ -78,7 +78,7 @@ RULES = frozenset(
 
 
 @dataclass(slots=True)
-class Chunk:
+class ChangeSet:
     """Rows read, not placed yet."""
 
     seen: PgSnapshot
@@ -143,7 +143,7 @@ class Reading:
     recorded_at: Lsn = ZERO
     filenode: int = 0
     left: set[int] = field(default_factory=set)
-    chunks: dict[int, Chunk] = field(default_factory=dict)
+    chunks: dict[int, ChangeSet] = field(default_factory=dict)
     marks_last: bool = False
 
     @property
@@ -315,7 +315,7 @@ class Daemon:
         position = self._base.current
         if not self.keeps("take the position after the snapshot"):
             position = reading.point
-        reading.chunks[worker] = Chunk(seen, position, rows, blocks, keys)
+        reading.chunks[worker] = ChangeSet(seen, position, rows, blocks, keys)
 
     def place_chunk(self, worker: int) -> None:
         """Put a chunk into the epoch, without what the stream has newer."""

@@ -174,7 +174,7 @@ class Source:
         rng = self.rng
         capture = FakeCapture(
             self.base,
-            rows_per_chunk=rng.choice([1, 1000]),
+            change_set_rows=rng.choice([1, 1000]),
             in_chunks=True,
             reach=Reach(blocks=rng.choice([1, 2]), splits=rng.choice([1, 2])),
         )

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from ingestd.model.changes import NO_COMMITS, Chunk, TableBatch, change_schema
+from ingestd.model.changes import NO_COMMITS, ChangeSet, TableBatch, change_schema
 from ingestd.model.lake_state import UnlistedRows
 from ingestd.model.lsn import Lsn
 from ingestd.pipeline.dedup_window import RecentXids
@@ -45,8 +45,8 @@ def test_an_epoch_begins_at_its_first_unlisted_or_new_row(replayed: int | None, 
     epoch.add_unlisted(UnlistedRows(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
     given = None if replayed is None else Lsn(replayed)
     for first_lsn in (given, None, Lsn(400)):
-        chunk = Chunk((), Lsn(500), is_open=False, first_lsn=first_lsn, **NOTHING)
-        epoch.add_chunk(chunk, 0.0)
+        change_set = ChangeSet((), Lsn(500), is_open=False, first_lsn=first_lsn, **NOTHING)
+        epoch.add_change_set(change_set, 0.0)
     assert epoch.summary().first_lsn == first
 
 

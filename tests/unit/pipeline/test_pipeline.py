@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.model.changes import Chunk
+from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import OperatorError, TableError, TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
@@ -81,11 +81,11 @@ class EndingCapture(FakeCapture):
         await self.loses_catalog.wait()
         raise TransientError("the claim's connection is lost", reason="connection_lost")
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
+    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         try:
-            async with aclosing(super().live(after)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with aclosing(super().live(after)) as change_sets:
+                async for change_set in change_sets:
+                    yield change_set
         finally:
             self.has_ended = True
 
@@ -128,7 +128,7 @@ async def test_first_load_gives_snapshot_then_changes() -> None:
 
 async def test_whole_transactions_a_large_one_is_never_split() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
-    async with running(base, disk, rows_per_chunk=3):
+    async with running(base, disk, change_set_rows=3):
         await until(lambda: disk.registered.get(A.id) is not None)
         made = base.commit(*(put(A, key) for key in range(100)))
         base.commit(put(A, 100))

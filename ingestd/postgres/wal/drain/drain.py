@@ -28,7 +28,7 @@ import psycopg
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.reordered_drain import MOST_SEGMENTED
-from ingestd.model.changes import Chunk
+from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.row_checks import UNLIMITED_BYTES
@@ -220,14 +220,14 @@ class Drain:
             raise
         return cls(slot, slots, policy)
 
-    async def chunks(
+    async def change_sets(
         self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[ChangeSet, None]:
         """Yield the transactions from `start` to `target`, or fewer if streaming becomes better.
 
-        While a block is decoded the next is read, except for large blocks. After each part a chunk
-        without changes reports that everything before its end was yielded. Raises TransientError if
-        the slot was beyond `start`.
+        While a block is decoded the next is read, except for large blocks. After each part a change
+        set without changes reports that everything before its end was yielded. Raises
+        TransientError if the slot was beyond `start`.
         """
         for slot in self._slots:
             if slot.position > start:  # another client may move the slot that was copied
@@ -250,8 +250,8 @@ class Drain:
                     reading = self._start(anext(blocks, None))
                 decoded = await self._decoded(decoder, result, block, waiting)
                 del found, block
-                for chunk in decoded:
-                    yield chunk
+                for change_set in decoded:
+                    yield change_set
                 if is_large:
                     reading = self._start(anext(blocks, None))
                 if end is not None:
@@ -321,7 +321,7 @@ class Drain:
 
     async def _decoded(
         self, decoder: PgoutputDecoder, result: Result, block: CopyBlock, waiting: PartQueue
-    ) -> list[Chunk]:
+    ) -> list[ChangeSet]:
         try:
             return await asyncio.to_thread(_decode, decoder, result, block, waiting)
         except ProtocolError as error:
@@ -335,7 +335,7 @@ class Drain:
         return self._start(slot.make(part, streams_in_progress=in_progress))
 
     async def close(self) -> None:
-        """Stop all tasks, drop the temporary slots. May be called while `chunks` waits."""
+        """Stop all tasks, drop the temporary slots. May be called while `change_sets` waits."""
         try:
             await self._stop()  # first: a task may be using a connection
         finally:
@@ -363,10 +363,10 @@ class Drain:
 
 def _decode(
     decoder: PgoutputDecoder, result: Result, block: CopyBlock, waiting: PartQueue
-) -> list[Chunk]:
-    chunks: list[Chunk] = []
+) -> list[ChangeSet]:
+    change_sets: list[ChangeSet] = []
     for buffer, starts, ends in result.read(block):
         if len(starts):
             waiting.note_messages(len(starts), int(ends[-1] - starts[0]))
-        chunks += timed_feed(decoder, buffer, starts, ends)
-    return chunks
+        change_sets += timed_feed(decoder, buffer, starts, ends)
+    return change_sets
