@@ -46,6 +46,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import hypothesis
 import psycopg
 import pytest
 
@@ -65,6 +66,12 @@ if TYPE_CHECKING:
 
 _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
 HOSTILE = "INGESTD_TEST_HOSTILE"
+# How long an example takes is decided by what else runs on the machine.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
+
 _FAILED = pytest.StashKey[bool]()
 _TIERS = ("spark", "faults", "histories", "soak", "browser", "deploy", "integration", "contract")
 """In the order in which they are begun; then all others."""

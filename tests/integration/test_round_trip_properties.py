@@ -165,7 +165,7 @@ def test_lossless_generated_values_are_given_back(world: World, name: str) -> No
     insert, update, truncate, delete = statements(table, [t.name for t in GENERATED[name]])
 
     @given(st.lists(st.tuples(*strategies), min_size=1, max_size=ROWS))
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES)
     def check(rows: list[tuple[str | None, ...]]) -> None:
         run(truncate)
         world.changes()

@@ -118,7 +118,7 @@ def test_lossless_odd_values_among_good_ones_and_nulls(kind: pa.DataType) -> Non
     check([None, *ODD, None, *ODD[::-1]], kind)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(TYPES),
     st.lists(

@@ -144,7 +144,7 @@ def expected_of(runs: Sequence[Sequence[Row]]) -> list[Row]:
 
 @pytest.mark.thorough
 @given(st.lists(row_lists, max_size=5), st.sampled_from([1, 2, 100]), st.sampled_from(Packing))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_lossless_whatever_the_values(runs: list[list[Row]], size: int, packing: Packing) -> None:
     messages = [packed(i * 64, rows, packing) for i, rows in enumerate(runs)]
     whole = [HEADER + messages[0], *messages[1:], TRAILER] if messages else [HEADER + TRAILER]
@@ -235,7 +235,7 @@ def test_a_broken_frame_is_refused(packing: Packing) -> None:
 
 @pytest.mark.thorough
 @given(st.data(), st.sampled_from(Packing), st.sampled_from([ROWS, ROWS[:1], ROWS[1:]]))
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=600)
 def test_garbage_gives_protocol_error_and_nothing_else(
     data: st.DataObject, packing: Packing, rows: list[Row]
 ) -> None:

@@ -91,7 +91,7 @@ def test_what_is_not_a_whole_copy_is_refused(messages: list[bytes]) -> None:
             decode(messages, size)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_damaged_bytes_give_protocol_error_and_nothing_else(data: st.DataObject) -> None:
     messages = [bytearray(m) for m in (HEADER, *ROWS, TRAILER)]

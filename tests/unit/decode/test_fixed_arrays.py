@@ -36,7 +36,7 @@ def arrays(draw: st.DrawFn) -> tuple[str, list[int | None]]:
 
 @pytest.mark.thorough
 @given(arrays(), st.binary(max_size=3))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_lossless(case: tuple[str, list[int | None]], before: bytes) -> None:
     code, values = case
     content = array(code, values)
@@ -49,7 +49,7 @@ def test_lossless(case: tuple[str, list[int | None]], before: bytes) -> None:
 
 
 @given(arrays(), st.data())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_damage_gives_value_error_and_nothing_else(
     case: tuple[str, list[int | None]], data: st.DataObject
 ) -> None:

@@ -82,7 +82,7 @@ def test_lossless_chosen_decimal_takes_what_it_holds_exactly(kind: pa.Decimal128
     check_exact([None, *NUMBERS, None, *NUMBERS[::-1]], kind)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.sampled_from(DECIMALS),
     st.lists(

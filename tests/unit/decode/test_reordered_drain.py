@@ -75,7 +75,7 @@ def read(messages: list[bytes], cuts: list[int]) -> list[bytes]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), FIRST_XIDS, CUTS, st.integers(0, 400))
 def test_exactly_once_it_gives_what_a_spool_would_give(
     seed: int, first_xid: int, cuts: list[int], cut_off: int
@@ -204,7 +204,7 @@ def test_damaged_results_give_protocol_error(messages: list[bytes]) -> None:
         read(messages, [])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.data())
 def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.DataObject) -> None:
     server = Server(random.Random(seed), 3)

@@ -240,7 +240,7 @@ STREAMS_DECODED = given(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @STREAMS_DECODED
 def test_decoder_equals_plain_one(
     messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
@@ -249,7 +249,7 @@ def test_decoder_equals_plain_one(
 
 
 @pytest.mark.thorough
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @STREAMS_DECODED
 def test_decoder_equals_plain_one_in_many_streams(
     messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
@@ -272,7 +272,7 @@ def assert_equals_plain_one(
 
 
 @pytest.mark.thorough
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(streams(), CUTS, st.sampled_from([0, 60, 300]))
 def test_whole_transactions_end_change_sets_unless_open(
     messages: list[bytes], cuts: list[int], hold: int
@@ -299,7 +299,7 @@ def test_whole_transactions_end_change_sets_unless_open(
 
 
 @pytest.mark.thorough
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     streams(),
     CUTS,
@@ -327,7 +327,7 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(
     _decodes_or_refuses(damaged, cuts, GroupPolicy(small_rows=small, sparse=sparse))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=8), CUTS)
 def test_garbage_gives_protocol_error_and_nothing_else(
     messages: list[bytes], cuts: list[int]

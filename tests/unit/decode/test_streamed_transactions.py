@@ -101,7 +101,7 @@ def assert_as_committed(server: Server, messages: list[bytes]) -> None:
     assert sum(m[:1] == b"O" for m in messages) == len(replicated)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), FIRST_XIDS, CUTS)
 def test_whole_transactions_in_commit_order_with_definitions(
     seed: int, first_xid: int, cuts: list[int]
@@ -113,7 +113,7 @@ def test_whole_transactions_in_commit_order_with_definitions(
     assert spool.kept == {}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), CUTS)
 def test_decoder_takes_what_is_put_in_order(seed: int, cuts: list[int]) -> None:
     server = Server(random.Random(seed), 3)
@@ -214,7 +214,7 @@ def damaged(messages: list[bytes], data: st.DataObject) -> list[bytes]:
     return wire
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.data())
 def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.DataObject) -> None:
     server = Server(random.Random(seed), 3)

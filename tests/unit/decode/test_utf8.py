@@ -25,7 +25,7 @@ def is_utf8(value: bytes) -> bool:
     return True
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     st.lists(
         st.lists(st.sampled_from(SEQUENCES), max_size=4).map(b"".join) | st.binary(max_size=6),

@@ -129,7 +129,7 @@ CHANGES: list[Any] = [
 ]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(range(len(CHANGES))), st.booleans()), max_size=30))
 def test_all_updates_together_equal_a_new_readers_state(steps: list[tuple[int, bool]]) -> None:
     told = Told()

@@ -615,7 +615,6 @@ def test_snapshot_boundary_in_every_interleaving() -> None:
             max_examples=120,
             stateful_step_count=60,
             derandomize=True,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

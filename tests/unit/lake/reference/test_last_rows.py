@@ -113,7 +113,7 @@ def folded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(logs(), st.randoms())
 def test_whole_log_equals_the_plain_fold(
     case: tuple[list[dict[str, Any]], int], random: Any
@@ -129,7 +129,7 @@ def test_whole_log_equals_the_plain_fold(
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(logs())
 def test_a_part_put_onto_the_rows_before_equals_the_plain_fold(
     case: tuple[list[dict[str, Any]], int],
@@ -151,7 +151,7 @@ TABLE_NAMES = [c.name for c in TABLE.columns]
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(logs())
 def test_the_folds_agree_with_the_oracle(case: tuple[list[dict[str, Any]], int]) -> None:
     raw = table(case[0])

@@ -11,7 +11,7 @@ from ingestd.lake.verify.change_digests import reached
 small = st.integers(0, 12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.sets(small, max_size=3), st.lists(st.tuples(small, small), min_size=1, max_size=15))
 def test_all_keys_that_are_linked_are_reached(keys: set[int], links: list[tuple[int, int]]) -> None:
     expected = set(keys)

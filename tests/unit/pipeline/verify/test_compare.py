@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.digests.value_hashes import Hashes
@@ -39,7 +39,6 @@ def compared(
 small = st.integers(0, 5)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(small, small), st.dictionaries(small, small))
 def test_keyed_rows(source: Pairs, lake: Pairs) -> None:
     found = compared(source_of(list(source.items())), lake_of(list(lake.items())))
@@ -58,7 +57,6 @@ def test_keyed_rows(source: Pairs, lake: Pairs) -> None:
     assert all((d.split is None) == (d.kind is Kind.EXTRA) for d in found.some(100))
 
 
-@settings(deadline=None)
 @given(st.lists(small), st.lists(small))
 def test_whole_rows_count_as_often_as_they_are_there(source: list[int], lake: list[int]) -> None:
     whole = FoldedHashes(*(np.array(sorted(lake), np.uint64),) * 2, NONE)

@@ -141,7 +141,7 @@ def keyed_logs(draw: st.DrawFn, *, may_be_full: bool = False) -> Rows:
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(keyed_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
 def test_keyed_rows_are_those_of_the_plain_fold(
     log: Rows, pieces: int, parts: int, random: Any
@@ -151,14 +151,14 @@ def test_keyed_rows_are_those_of_the_plain_fold(
     assert by_numbers(KEYED, shuffled, pieces=pieces, parts=parts) == (plain(KEYED, log), 0)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(keyed_logs(may_be_full=True), st.integers(1, 3), st.sampled_from([1, 4]))
 def test_old_rows_with_room_for_what_was_not_sent(log: Rows, pieces: int, parts: int) -> None:
     """A compacted file has the table's struct for old rows, whichever fields each had."""
     assert by_numbers(WIDE, log, pieces=pieces, parts=parts) == (plain(WIDE, log), 0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(keyed_logs(), st.data(), st.sampled_from([KEYED, WIDE]))
 def test_a_log_that_lost_changes_is_folded_alike(
     log: Rows, data: st.DataObject, table: Table
@@ -170,7 +170,7 @@ def test_a_log_that_lost_changes_is_folded_alike(
         assert by_numbers(table, left, pieces=2, parts=4) == (plain(table, left), 0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(keyed_logs(), st.data())
 def test_doubled_changes_are_counted(log: Rows, data: st.DataObject) -> None:
     if not log:
@@ -203,7 +203,7 @@ def whole_logs(draw: st.DrawFn) -> Rows:
     return log
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(whole_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
 def test_whole_rows_are_those_of_the_plain_fold(
     log: Rows, pieces: int, parts: int, random: Any

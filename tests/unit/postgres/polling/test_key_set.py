@@ -248,7 +248,7 @@ async def test_loading_finds_what_the_changes_leave_in_any_order(
     assert keys.nbytes == 8 * len(held)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(logs(ops="rcucucd", least=100, top=60), st.integers(256, 400))
 async def test_keys_that_do_not_fit_are_found_part_by_part(
     drawn: tuple[set[int], list[pa.RecordBatch]], limit_bytes: int

@@ -51,7 +51,7 @@ def content(pieces: list[OpenMessages]) -> list[tuple[bytes, int]]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), FIRST_XIDS, CUTS, st.sampled_from([0, 3000, 1 << 20]))
 def test_whole_transactions_through_files(
     seed: int, first_xid: int, cuts: list[int], memory_bytes: int
