@@ -11,6 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+FAST := not (slow or attack or thorough or long)
 .PHONY: help demo unit test test-thorough test-long test-hostile attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
@@ -27,8 +28,8 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 		echo "Installing PySpark ..."; $(PIP) -e '.[demo,spark]' && touch $(VENV)/.spark; fi
 	@$(BIN)/ingestd demo $(ARGS)
 
-unit: $(VENV)/.dev ## Run the unit tests: no server, no Java (ARGS="-k name" for some)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
+unit: $(VENV)/.dev ## Run the fast unit tests in a minute: no server, no Java (ARGS="-k name" for some)
+	@$(BIN)/python -m pytest -m '$(FAST)' $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
 test: $(VENV)/.dev java ## Run the tests, in under 20 minutes (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

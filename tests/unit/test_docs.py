@@ -24,6 +24,7 @@ INTERNALS = ROOT / "docs" / "internals"
 _PATH = re.compile(r"`([\w./-]+\.(?:py|sql|c)|[\w./-]+/|tests/[\w./-]+)`")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_a_page_is_current(name: str) -> None:
     path = FOLDER / name

@@ -71,6 +71,7 @@ def test_a_known_dsn_goes_whole_and_in_parts() -> None:
     assert redact("hunt er2 and hunt%20er2 and s e'same") == "*** and *** and ***"
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=3), st.text(), st.text())
 def test_a_known_secret_is_never_shown(secret: str, before: str, after: str) -> None:
     shown = Redactor([secret]).text(before + secret + after)

@@ -48,6 +48,7 @@ def test_lossless(case: tuple[str, list[int | None]], before: bytes) -> None:
     assert found.numbers.tolist() == [v or 0 for v in values]
 
 
+@pytest.mark.slow
 @given(arrays(), st.data())
 @settings(max_examples=300)
 def test_damage_gives_value_error_and_nothing_else(

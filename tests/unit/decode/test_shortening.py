@@ -168,6 +168,7 @@ def test_bounded_a_change_of_many_tuples_is_refused(kind: bytes, tuples: bytes) 
         shortener.feed(memoryview(tuples * 1000))
 
 
+@pytest.mark.slow
 def test_of_a_long_error_its_beginning_is_kept() -> None:
     content = b"SERROR\0C22012\0M" + b"m" * 40_000_000 + b"\0\0"
     cutter, last = Cutter(), None

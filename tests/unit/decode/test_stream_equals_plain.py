@@ -240,6 +240,7 @@ STREAMS_DECODED = given(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @STREAMS_DECODED
 def test_decoder_equals_plain_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def is_utf8(value: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(
     st.lists(

@@ -136,6 +136,7 @@ def columns(draw: st.DrawFn, kinds: st.SearchStrategy[Kind] = KINDS) -> pa.Array
 # --- the hashes -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(columns(), st.sampled_from([16, 24, LONG]), st.integers(1, 9), st.integers(0, 20))
 def test_hashes_are_those_of_the_definition(
     column: pa.Array, long: int, block: int, start: int

@@ -68,6 +68,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_first_comes_all_then_what_is_new(
     server: HttpServer, status: DaemonStatus, session: aiohttp.ClientSession
 ) -> None:

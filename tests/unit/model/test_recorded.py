@@ -179,6 +179,7 @@ def hostile_texts(text: str) -> Iterator[str]:
     yield from map(json.dumps, with_each_value_wrong(json.loads(text)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_no_text_has_an_effect_but_a_refusal(reader: str, tmp_path: Path) -> None:
     text, read = READERS[reader]

@@ -160,6 +160,7 @@ async def convert(value: str) -> None:
     int(value)
 
 
+@pytest.mark.slow
 def test_unretrieved_task_errors_are_logged_without_values(stream: io.StringIO) -> None:
     configure(LogSettings(), Redactor(["sesame"]), stream)
 

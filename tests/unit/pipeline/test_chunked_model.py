@@ -608,6 +608,7 @@ def model(without: str | None) -> Model:
     return made
 
 
+@pytest.mark.slow
 def test_snapshot_boundary_in_every_interleaving() -> None:
     run_state_machine_as_test(
         Model,

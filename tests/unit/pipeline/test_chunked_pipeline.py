@@ -212,6 +212,7 @@ class NeverWhole(MemoryLake):
         await super().record(events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_snapshot_boundary_chunks_under_writes_and_kills(
     seed: int,

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
 from ingestd.model.lsn import ZERO
 from ingestd.observe.status import SourceState
 from ingestd.pipeline.pipeline import Pipeline
@@ -82,6 +84,7 @@ async def test_epochs_grow_while_the_lake_is_slow_and_shrink_after() -> None:
     assert lake_rows(disk, A) == source_rows(base, A)
 
 
+@pytest.mark.slow
 async def test_idle_positions_are_recorded_at_growing_intervals() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     clock = 1000.0

@@ -51,6 +51,7 @@ def test_every_state_keeps_the_invariants_and_can_reach_the_end(
     assert found.states >= least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "protocol", "fault"),
     [

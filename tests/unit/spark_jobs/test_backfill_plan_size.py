@@ -29,6 +29,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [63 << 20, 16 << 20, MOST_BYTES // 24 * 3 - 100])
 @pytest.mark.parametrize("value", ["[]", "{}"])
 def test_a_plan_takes_a_few_times_its_size(tmp_path: Path, size: int, value: str) -> None:

@@ -168,6 +168,7 @@ DELETED = object()
 WRITTEN = replace(PLAN, taken=(note(1, "taken"),))
 
 
+@pytest.mark.slow
 @pytest.mark.attack("lake writer")
 @pytest.mark.parametrize("kind", ["plan", "note"])
 def test_a_hostile_plan_or_note_removes_only_own_files(

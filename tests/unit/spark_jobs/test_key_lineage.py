@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def row_at(
     return named[0] if named else (asked, START)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(KEYS, KEYS).filter(lambda pair: pair[0] != pair[1]), max_size=12))
 def test_each_key_is_of_the_row_that_came_to_it_last(pairs: list[tuple[int, int]]) -> None:
     moves: list[KeyMove] = []

@@ -334,6 +334,7 @@ async def test_ack_after_durable_an_unsynced_commit_is_synced_at_open(
     assert "shop/_tables/_delta_log/00000000000000000000.json" in synced
 
 
+@pytest.mark.slow
 async def test_a_log_killed_between_a_checkpoint_and_its_pointer(
     tmp_path: Path,
 ) -> None:

@@ -93,6 +93,7 @@ def left(log: Sequence[dict[str, Any]], shares: int, pieces: int = 1) -> list[di
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(logs(), st.integers(1, 3), st.integers(1, 3))
 def test_equals_the_plain_fold(log: list[dict[str, Any]], shares: int, pieces: int) -> None:

@@ -151,6 +151,7 @@ def test_keyed_rows_are_those_of_the_plain_fold(
     assert by_numbers(KEYED, shuffled, pieces=pieces, parts=parts) == (plain(KEYED, log), 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(keyed_logs(may_be_full=True), st.integers(1, 3), st.sampled_from([1, 4]))
 def test_old_rows_with_room_for_what_was_not_sent(log: Rows, pieces: int, parts: int) -> None:
