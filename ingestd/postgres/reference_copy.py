@@ -43,10 +43,10 @@ from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import split_table
 from ingestd.postgres.snapshot.errors import read_error
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT_S
 from ingestd.postgres.snapshot.read_probe import read_fault
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.table_pages import TablePages
 
 LOCK_TIMEOUT_S = 10.0
 """How long to wait for a table that is being altered. Other sessions queue behind the wait."""

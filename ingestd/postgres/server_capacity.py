@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from ingestd.model.check import CheckLine
 from ingestd.ports import ServerCapacity, ServerDemand
 from ingestd.postgres.check import CheckFindings
-from ingestd.postgres.connection.claim_session import claim_holder
+from ingestd.postgres.connection.claim import claim_holder
 from ingestd.postgres.connection.errors import FREE_A_CONNECTION, FREE_A_SENDER, FREE_A_SLOT
 
 SLOTS = "max_replication_slots"

@@ -37,13 +37,13 @@ from ingestd.postgres.rewrites.fingerprint_queries import read_files
 from ingestd.postgres.settings import PollingSettings, PostgresSettings, WalSettings
 from ingestd.postgres.snapshot.ctid_splits import split_table
 from ingestd.postgres.snapshot.errors import read_error
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import (
     LOCK_TIMEOUT_S,
     ExportedView,
     RowOrigin,
     enter_snapshot,
 )
+from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.postgres.wal.slots.create import ExportedPoint, temporary_point
 
 SLOT_LIMIT_S = 120.0

@@ -13,7 +13,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import ChangeCapture, Connector, Discovery, Split
-from ingestd.postgres.wal.slots.table_snapshot import TableSnapshot
+from ingestd.postgres.wal.snapshot import TableSnapshot
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, definition_of, run_name
 from spark_jobs.backfills.resume import BackfillStanding, are_there, why_void
 from spark_jobs.backfills.table import TableBackfill, event_of, write_marker

@@ -18,7 +18,7 @@ from spark_jobs.histories.keyed import keyed_versions, keys_of
 from spark_jobs.histories.keyless import keyless_versions, rows_of
 from spark_jobs.histories.shape import HistoryShape
 from spark_jobs.histories.table import GOES, HistoryTable, clash
-from spark_jobs.histories.versions import VERSION
+from spark_jobs.histories.version_columns import VERSION
 from spark_jobs.histories.window import RowsGoneError, Window, empty_window, raw_rows, read_window
 from spark_jobs.lake.columns import col
 

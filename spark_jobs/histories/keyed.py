@@ -16,7 +16,7 @@ from pyspark.sql.types import DoubleType, FloatType
 from ingestd.model.changes import OF_BEFORE, TRUNCATE
 from spark_jobs.histories.shape import UNCHANGED, HistoryShape
 from spark_jobs.histories.unsent_values import filled
-from spark_jobs.histories.versions import (
+from spark_jobs.histories.version_columns import (
     VERSION,
     count_below,
     first_above,

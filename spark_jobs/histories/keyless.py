@@ -20,7 +20,7 @@ from spark_jobs.histories.shape import (
     literal_position,
     position,
 )
-from spark_jobs.histories.versions import (
+from spark_jobs.histories.version_columns import (
     VERSION,
     count_below,
     first_above,

@@ -12,7 +12,7 @@ from ingestd.model.changes import UPDATE
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import TABLE_PROPERTIES, settings, signed, size_bytes
 from spark_jobs.histories.shape import ADDED, HistoryShape, is_clashing
-from spark_jobs.histories.versions import as_history, spanning, stored, with_missing
+from spark_jobs.histories.version_columns import as_history, spanning, stored, with_missing
 from spark_jobs.lake.columns import RAW, col, needs_column_mapping, quoted
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
 from spark_jobs.mirrors.policy import DEFAULT_POLICY

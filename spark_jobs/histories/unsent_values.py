@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 
 from ingestd.model.changes import OF_BEFORE
 from spark_jobs.histories.shape import UNCHANGED, HistoryShape
-from spark_jobs.histories.versions import kept_raw
+from spark_jobs.histories.version_columns import kept_raw
 from spark_jobs.histories.window import BEFORE, Window, old_columns
 from spark_jobs.lake.columns import RAW, col
 

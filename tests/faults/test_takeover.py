@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from ingestd.model.errors import TransientError
-from ingestd.postgres.connection.claim import ControlConnection
-from ingestd.postgres.connection.claim_session import LEASE, release_claim, take_claim
+from ingestd.postgres.connection.claim import LEASE, release_claim, take_claim
+from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.session import connect
 from tests.faults.test_polling import assert_log_makes_sense, await_equal
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source

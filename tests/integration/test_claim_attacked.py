@@ -10,9 +10,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ingestd.model.errors import TransientError
-from ingestd.postgres.connection.claim import ControlConnection
+from ingestd.postgres.connection.claim import _half
 from ingestd.postgres.connection.claim_names import claim_key
-from ingestd.postgres.connection.claim_session import _half
+from ingestd.postgres.connection.control_connection import ControlConnection
 from tests.harness.config import polling_config, wal_config
 from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until

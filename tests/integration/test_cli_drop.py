@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ingestd import cli
 from ingestd.model.schema import TableId
-from ingestd.postgres.connection.claim import ControlConnection
+from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until

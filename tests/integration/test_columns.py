@@ -25,8 +25,8 @@ from ingestd.postgres.catalog.publication import published
 from ingestd.postgres.catalog.published_filters import with_row_filters
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.compare import registry
 from tests.harness.config import wal_config

@@ -24,7 +24,7 @@ from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
 from ingestd.postgres.wal.drain.drain import DrainPolicy
-from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
+from ingestd.postgres.wal.spool import FileSpool, SpoolPolicy
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, raw_rows
 from tests.harness.open_transactions import (
     OpenWriters,
@@ -282,7 +282,7 @@ def test_commit_order_is_that_of_a_server_without_streaming(database: Database, 
     wire = [bytes(data) for (data,) in on]
     assert sum(data[:1] == b"c" for data in wire) > 10
     assert sum(data[:1] == b"A" and data[1:5] != data[5:] for data in wire) > 10
-    spool = OpenTransactions(SpoolPolicy(1 << 30), memory_bytes=1 << 18, where="here")
+    spool = FileSpool(SpoolPolicy(1 << 30), memory_bytes=1 << 18, where="here")
     cuts = random.Random(seed).choices(range(len(wire)), k=40)
     found = ordered(wire, cuts, spool)
     assert spool.nbytes == 0

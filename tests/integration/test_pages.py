@@ -22,8 +22,8 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.testing.embedded.waiting import await_until
 from ingestd.testing.oracle.server_text import FLOAT_TEXTS, text_function
 from tests.harness.databases import Database

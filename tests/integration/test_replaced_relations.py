@@ -46,10 +46,10 @@ from ingestd.postgres.snapshot.ctid_splits import CtidSplits
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation
 from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.page_source import CopyPageSource
 from ingestd.postgres.snapshot.read_probe import read_fault
 from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, RowOrigin
+from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.postgres.snapshot.where import check_condition
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.hostile import CALLED, hostile_calls

@@ -28,8 +28,8 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.tables import describe, list_tables, list_types
 from ingestd.postgres.connection.pinned_settings import SETTINGS
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.table_pages import TablePages
 from tests.harness.databases import Database, fresh_database
 from tests.harness.generated_values import GENERATED
 from tests.harness.round_trip import Texts, row_faults, source_texts

@@ -13,8 +13,8 @@ from ingestd.model.errors import TableError
 from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import OwnView
+from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.postgres.snapshot.where import check_condition, joined
 from tests.harness.hostile import CALLED, hostile_calls
 from tests.integration.test_pages import table_named

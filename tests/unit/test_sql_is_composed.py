@@ -31,7 +31,7 @@ MEANT = {
         "str(after)",
     ): "an LSN: hexadecimal digits and a slash",
     (
-        "ingestd/postgres/connection/claim.py",
+        "ingestd/postgres/connection/control_connection.py",
         "connection.pgconn",
     ): "a generator of psycopg's, not a statement",
     (

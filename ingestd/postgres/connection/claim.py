@@ -1,222 +1,181 @@
-"""The connection that holds the claim on a source, reads its catalog and alters its objects."""
+"""The claim on a source as a server session: its holder, and when the server ends it.
+
+States of a holder; only `claimed` may move an LSN::
+
+    free --announce--> claimed --silent for LEASE_S, or its session ended--> lost
+                         |  ^                                                 |
+                         +--+ a heartbeat every BEAT_S                        +--> a new attempt
+
+A daemon announces itself with an advisory lock whose first half identifies the source and whose
+second half is random, then checks for other holders of a lock on the source. So no other session
+can take a daemon's lock first, and another holder counts only if its role could run the source. If
+two daemons announce at once, at least one sees the other.
+
+The server ends a claim's session that is silent (`idle_session_timeout`), even if the client's
+kernel still acknowledges packets: a frozen process, a hung event loop, a half-open connection. The
+heartbeat runs on the event loop that delivers changes. A holder that gets no answer for that long
+gives up, too.
+
+The holder's other sessions that keep the slot hold a separate lock (`member_lock`). The next holder
+ends them, because a walsender would keep the slot until wal_sender_timeout.
+
+Source: PostgreSQL documentation, "Advisory Locks", the view pg_locks, "Client Connection Defaults".
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Iterator
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-import structlog
-from psycopg import AsyncConnection, generators
+from psycopg import AsyncConnection, sql
 
-from ingestd.model.errors import IngestdError, TransientError
-from ingestd.postgres.connection.claim_session import (
-    BEAT_S,
-    GIVES_UP_S,
-    LEASE_S,
-    end_session,
-    release_claim,
-    take_claim,
+from ingestd.postgres.connection.claim_names import claim_key
+from ingestd.postgres.connection.pinned_settings import pinning
+
+LEASE_S = 10.0
+"""The server ends the claim's session if its holder is silent for this long."""
+BEAT_S = 2.5
+"""The interval of heartbeats."""
+GIVES_UP_S = LEASE_S - BEAT_S
+"""How long a heartbeat may go unanswered. After that another daemon may get the claim."""
+END_WITHIN_S = 3.0
+"""How long the last holder's sessions may take to end."""
+
+_LEASE_MS = str(round(LEASE_S * 1000))
+LEASE = {
+    "idle_session_timeout": _LEASE_MS,
+    "idle_in_transaction_session_timeout": _LEASE_MS,
+    # A session with an unread result is not idle. On systems without the option the server logs it.
+    "tcp_user_timeout": _LEASE_MS,
+    "tcp_keepalives_idle": "3",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "2",
+}
+
+# Our role, roles that may act as it (including superusers), and roles that may use slots. A session
+# of any other role can't be a daemon of this source.
+_PEERS = """
+  FROM pg_catalog.pg_locks l
+  JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+  JOIN pg_catalog.pg_roles r ON r.oid = a.usesysid
+ WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
+   AND l.database = (SELECT oid FROM pg_catalog.pg_database
+                      WHERE datname = pg_catalog.current_database())
+   AND (pg_catalog.pg_has_role(r.oid, session_user, 'MEMBER') OR r.rolreplication
+        OR EXISTS (SELECT FROM pg_catalog.pg_roles g WHERE g.rolname = 'rds_replication'
+                      AND pg_catalog.pg_has_role(r.oid, g.oid, 'MEMBER')))
+"""
+# The second form is the only one that older versions use.
+_HOLDERS = sql.SQL(
+    "SELECT DISTINCT l.pid, r.rolname::pg_catalog.text,"
+    " coalesce(pg_catalog.host(a.client_addr), ''),"
+    " coalesce(a.application_name, '')"
+    + _PEERS
+    + " AND ((l.objsubid = 2 AND l.classid = {named}::pg_catalog.oid)"
+    " OR (l.objsubid = 1 AND l.classid = {high}::pg_catalog.oid"
+    " AND l.objid = {low}::pg_catalog.oid))"
 )
-from ingestd.postgres.connection.errors import classify
-from ingestd.postgres.connection.liveness import LivenessCheckedConnection
-from ingestd.postgres.connection.server_messages import loggable_message
-from ingestd.postgres.connection.session import connect
+_ANNOUNCE = sql.SQL(
+    "SELECT pg_catalog.pg_try_advisory_lock({name}, {own}), pg_catalog.pg_try_advisory_lock({key})"
+    " WHERE NOT EXISTS ({holders})"
+)
+_MEMBERS = sql.SQL(
+    "SELECT DISTINCT l.pid" + _PEERS + " AND l.objsubid = 2 AND l.classid = {}::pg_catalog.oid"
+)
+_END = "SELECT pg_catalog.pg_terminate_backend(%s, %s)"
+_UNLOCK = "SELECT pg_catalog.pg_advisory_unlock_all()"
 
-LOST = "claim_lost"
-"""The reason when the claim may have passed to another daemon, or has."""
-_SILENT = {"57P05", "25P03"}
-"""Codes that end a silent session: idle_session_timeout, also in a transaction."""
+
+@dataclass(frozen=True, slots=True)
+class ClaimHolder:
+    """A session that holds the claim. `address`: empty for a unix socket, or if not visible."""
+
+    pid: int
+    role: str
+    address: str
+    application: str
+
+    def __str__(self) -> str:
+        where = f", from {self.address}" if self.address else ""
+        name = f", application_name {self.application!r}" if self.application else ""
+        return f"pid {self.pid}, role {self.role}{where}{name}"
 
 
-class ControlConnection:
-    """One source's control connection, opened when first needed. Always `close` it.
+@dataclass(frozen=True, slots=True)
+class ClaimStatus:
+    """The other holders of the claim, empty if it is ours; and sessions its last holder left."""
 
-    `where` begins an error's text. A connection that has held the claim is not reopened: the claim
-    was lost with it (I5).
+    holders: tuple[ClaimHolder, ...]
+    left: tuple[int, ...]
+
+
+async def take_claim(connection: AsyncConnection[Any], name: str) -> ClaimStatus:
+    """Acquire the claim of that name for the session, if it is free. Raises psycopg.Error.
+
+    From then on the session must send something every `LEASE_S`. Takes one round trip, and another
+    if the holder releases it just then: the claim is held only if the lock is.
     """
-
-    def __init__(self, where: str, dsn: str) -> None:
-        self._where = where
-        self._dsn = dsn
-        self._connection: LivenessCheckedConnection | None = None
-        self._ended: asyncio.Future[IngestdError] | None = None  # of the claim, once there is one
-        self._beating: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()
-        self._answered = asyncio.Event()
-
-    async def connection(self) -> AsyncConnection[Any]:
-        """Return the connection. Raise the error that ended the claim, if it has ended."""
-        self.ensure_claimed()
-        if self._connection is None or self._connection.closed:
-            with self.errors("connect"):
-                self._connection = await connect(self._dsn, reads_names=True)
-        return self._connection
-
-    async def claim(self, name: str, *, taken: str, remedy: str) -> None:
-        """Acquire the claim of that name, and end sessions that its last holder left. Idempotent.
-
-        Raises TransientError (``claimed``, with `taken` and `remedy`) while another one holds it.
-        """
-        connection = await self.connection()
-        if self._ended is not None:
-            return
-        with self.errors("claim"):
-            found = await take_claim(connection, name)
-        if found.holders:
-            who = "; ".join(map(str, found.holders))
-            raise TransientError(f"{self._where}: {taken} ({who})", reason="claimed", remedy=remedy)
-        assert self._connection is not None
-        self._ended = asyncio.get_running_loop().create_future()
-        self._beating = asyncio.create_task(self._beat(self._connection, self._ended))
-        for pid in found.left:
-            await self._end(connection, pid)
-
-    async def hold(self) -> None:
-        """Wait until the claim is lost, and raise the reason. Safe to cancel."""
-        assert self._ended is not None
-        raise await asyncio.shield(self._ended)
-
-    async def release(self) -> None:
-        """Release the claim now: after a close the server keeps it for a moment."""
-        ended, self._ended = self._ended, None
-        await self._stop_beating()
-        if ended is not None and self._connection is not None:
-            with contextlib.suppress(psycopg.Error):  # then it ends with the session
-                await release_claim(self._connection)
-
-    def ensure_claimed(self) -> None:
-        """Raise the error that ended the claim, if known. Sends nothing."""
-        if self._ended is None:
-            return
-        if self._ended.done():
-            raise self._ended.result()
-        if self._connection is None or self._connection.closed:
-            raise self._no_session()
-
-    async def health(self) -> None:
-        """Check that the server answers. Raises TransientError, OperatorError. Safe to cancel."""
-        self.ensure_claimed()
-        if self._ended is None:
-            raise self._no_session()
-        self._answered.clear()
-        self._asked.set()
-        answered = asyncio.create_task(self._answered.wait())
-        try:
-            both: list[asyncio.Future[Any]] = [answered, self._ended]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            answered.cancel()
-        self.ensure_claimed()
-
-    async def close(self) -> None:
-        """Release the claim. May be called at any time, and twice."""
-        self._ended = None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()  # first: a heartbeat may be waiting for its answer
-        await self._stop_beating()
-
-    @contextlib.contextmanager
-    def errors(self, doing: str) -> Iterator[None]:
-        """Convert psycopg's errors into the source's errors."""
-        try:
-            yield
-        except psycopg.Error as error:
-            fault = self._fault(error, doing)
-            if isinstance(fault, TransientError) and fault.reason == LOST:
-                self._set_ended(fault)
-            raise fault from error
-
-    async def _beat(
-        self, connection: LivenessCheckedConnection, ended: asyncio.Future[Any]
-    ) -> None:
-        """Send heartbeats until the session has ended."""
-        try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(BEAT_S):
-                        await self._asked.wait()
-                is_requested = self._asked.is_set()
-                self._asked.clear()
-                if is_requested or not connection.lock.locked():  # a statement is a heartbeat
-                    await _say_something(connection)
-                    self._answered.set()
-        except psycopg.Error as error:
-            if not ended.done():
-                ended.set_result(self._fault(error, "claim"))
-
-    async def _end(self, connection: AsyncConnection[Any], pid: int) -> None:
-        """End a session of the last holder, which keeps the slot, and log it."""
-        log = structlog.get_logger("ingestd")
-        source = self._where.removeprefix("source ")
-        try:
-            await end_session(connection, pid)
-        except psycopg.errors.InsufficientPrivilege as error:
-            remedy = f"SELECT pg_catalog.pg_terminate_backend({pid});  as a role that may"
-            log.warning(
-                "claim.not_ended",
-                source=source,
-                pid=pid,
-                reason=loggable_message(error),
-                remedy=remedy,
-            )
-        except psycopg.Error as error:
-            raise self._fault(error, "claim") from error
-        else:
-            log.warning("claim.session_ended", source=source, pid=pid)
-
-    async def _stop_beating(self) -> None:
-        beating, self._beating = self._beating, None
-        if beating is not None:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
-
-    def _set_ended(self, fault: IngestdError) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(fault)
-
-    def _fault(self, error: psycopg.Error, doing: str) -> IngestdError:
-        if self._ended is None:
-            return classify(error, f"{self._where}, {doing}", self._dsn)
-        if error.sqlstate in _SILENT:
-            why = f"this daemon was silent for {LEASE_S:g} s, so the server ended its session"
-        elif (why := "" if self._connection is None else self._connection.why_lost) == "":
-            return classify(error, f"{self._where}, {doing}", self._dsn)
-        return TransientError(
-            f"{self._where}: the claim is lost: {why}",
-            reason=LOST,
-            remedy="none needed: the daemon claims the source again, or stands by for the new "
-            "holder. If this recurs, find out why the process stalls, or what is wrong with the "
-            "network",
-        )
-
-    def _no_session(self) -> TransientError:
-        return TransientError(
-            f"{self._where}: the connection that holds the claim is closed",
-            reason="connection_lost",
-        )
+    while True:
+        is_announced, found = await _try_claim(connection, name)
+        if is_announced and found.holders:
+            await release_claim(connection)
+        if is_announced or found.holders:
+            return found
 
 
-async def _say_something(connection: LivenessCheckedConnection) -> None:
-    """Send an empty statement, which needs no snapshot and works in an aborted transaction.
+async def _try_claim(connection: AsyncConnection[Any], name: str) -> tuple[bool, ClaimStatus]:
+    """Return whether the session has the claim's lock, and the other holders."""
+    holders = _holders(name)
+    announce = _ANNOUNCE.format(
+        name=_half("claim", name), own=secrets.randbits(31), key=claim_key(name), holders=holders
+    )
+    members = _MEMBERS.format(_half("session", name) & 0xFFFFFFFF)
+    batch = [pinning(LEASE) + sql.SQL("0"), announce, holders, members]
+    cursor = await connection.execute(sql.SQL("; ").join(batch))
+    results: list[Sequence[Any]] = []
+    while True:
+        results.append(await cursor.fetchall())
+        if not cursor.nextset():
+            break
+    _, announced, found, left = results
+    is_announced = bool(announced) and announced[0][0]
+    claimed = ClaimStatus(tuple(ClaimHolder(*row) for row in found), tuple(pid for (pid,) in left))
+    return is_announced, claimed
 
-    Raises psycopg.Error: from the server, or if no answer arrives within `GIVES_UP_S`.
-    """
-    loop = asyncio.get_running_loop()
-    async with connection.lock:
-        if connection.closed:  # psycopg closes it if a statement is cancelled without an answer
-            connection.why_lost = connection.why_lost or "its connection ended in a statement"
-            raise psycopg.OperationalError(connection.why_lost)
-        why = f"its heartbeat got no answer for {GIVES_UP_S:g} s"
-        timer = loop.call_later(GIVES_UP_S, connection.cut, why)
-        try:
-            connection.pgconn.send_query(b"")
-            results = await connection.wait(generators.execute(connection.pgconn))
-        finally:
-            timer.cancel()
-    for result in results:
-        if result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
+
+async def claim_holder(connection: AsyncConnection[Any], name: str) -> ClaimHolder | None:
+    """Return the holder of the claim of that name; None if it is free. Raises psycopg.Error."""
+    row = await (await connection.execute(_holders(name))).fetchone()
+    return None if row is None else ClaimHolder(*row)
+
+
+async def release_claim(connection: AsyncConnection[Any]) -> None:
+    """Release the session's claim. Raises psycopg.Error."""
+    await connection.execute(_UNLOCK)
+
+
+async def end_session(connection: AsyncConnection[Any], pid: int) -> None:
+    """End a session of the claim's last holder. Raises psycopg.Error."""
+    await connection.execute(_END, (pid, round(END_WITHIN_S * 1000)))
+
+
+def _holders(name: str) -> sql.Composed:
+    key = claim_key(name)
+    return _HOLDERS.format(
+        named=_half("claim", name) & 0xFFFFFFFF, high=(key >> 32) & 0xFFFFFFFF, low=key & 0xFFFFFFFF
+    )
+
+
+def member_lock(name: str) -> sql.Composed:
+    """Return the lock that marks a session as belonging to the holder of the claim `name`."""
+    lock = sql.SQL("pg_catalog.pg_try_advisory_lock({}, {})")
+    return lock.format(_half("session", name), secrets.randbits(31))
+
+
+def _half(kind: str, name: str) -> int:
+    """Return a signed 32-bit number derived from a name."""
+    digest = hashlib.sha256(f"ingestd/{kind}/{name}".encode()).digest()
+    return int.from_bytes(digest[:4], "big", signed=True)

@@ -23,7 +23,7 @@ def claim_of(settings: SourceSettings) -> str:
 def signature_of(settings: SourceSettings) -> str:
     """Return the name of the claim for commits. For a polled source it includes the role.
 
-    A poller with a different role is not excluded: its lock may not count (`claim_session`).
+    A poller with a different role is not excluded: its lock may not count (`claim`).
     """
     claim = claim_of(settings)
     if getattr(settings, "slot", None) is not None:

@@ -16,7 +16,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.decode.values.encodings import Encoding, encoding_of
 from ingestd.model.errors import OperatorError
 from ingestd.postgres.connection.authentication import required
-from ingestd.postgres.connection.claim_session import member_lock
+from ingestd.postgres.connection.claim import member_lock
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.errors import is_understood
 from ingestd.postgres.connection.liveness import (

@@ -1,4 +1,6 @@
-"""Encryption of a connection, and verification of its server.
+"""Encryption of a connection, and verification of its server: which mode is required.
+
+`transport/channels/tls.py` reads and writes the encrypted bytes.
 
 Connections to other machines need both (``verify-full``), unless a weaker mode is set explicitly in
 any place that libpq reads: the DSN, a service file or the environment. libpq's own default,

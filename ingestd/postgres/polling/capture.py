@@ -43,7 +43,7 @@ from ingestd.ports import (
     ServerEnd,
     Snapshot,
 )
-from ingestd.postgres.connection.claim import ControlConnection
+from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import (
     await_flushed,

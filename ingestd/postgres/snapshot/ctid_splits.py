@@ -28,7 +28,7 @@ class CtidSplits:
     """Splits of plain tables, and of the leaves of partitioned ones.
 
     Together they contain every row that the snapshot sees exactly once, whatever happens meanwhile
-    except a rewrite, which `ingestd.postgres.snapshot.page_reader` detects. See
+    except a rewrite, which `ingestd.postgres.snapshot.table_pages` detects. See
     `ingestd.ports.SplitManager`.
     """
 

@@ -39,10 +39,10 @@ from ingestd.postgres.snapshot.ctid_splits import split_blocks
 from ingestd.postgres.snapshot.earlier_transactions import await_earlier_writers, await_running
 from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, OwnView, current_snapshot
 from ingestd.postgres.snapshot.resume import SnapshotRemainder, remainder_text
-from ingestd.postgres.snapshot.split_pool import SplitReaders
+from ingestd.postgres.snapshot.split_readers import SplitReaders
+from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.postgres.snapshot.where import check_condition, joined
 
 CHUNKS = 4096
@@ -207,9 +207,9 @@ class IncrementalSnapshot:
         """Stop reading further chunks of a table."""
         self._readers.abandon(table)
 
-    def progress(self, table: TableId) -> float:
+    def ratio_read(self, table: TableId) -> float:
         """Return the fraction read, by the sizes of completed chunks, including earlier runs."""
-        return self._readers.progress(table)
+        return self._readers.ratio_read(table)
 
     def remainder(self, table: TableId, done: Collection[str]) -> str:
         """See the port."""

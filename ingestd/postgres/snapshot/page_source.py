@@ -14,9 +14,9 @@ from ingestd.model.predicates import Predicate
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.snapshot.key_range import KeyRange
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.pushdown import condition
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.table_pages import TablePages
 
 
 class CopyPageSource:

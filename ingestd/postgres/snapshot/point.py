@@ -24,7 +24,7 @@ from ingestd.postgres.snapshot.read_view import (
     RowOrigin,
     enter_snapshot,
 )
-from ingestd.postgres.snapshot.split_pool import SplitReaders
+from ingestd.postgres.snapshot.split_readers import SplitReaders
 
 
 class PointSnapshot:
@@ -88,9 +88,9 @@ class PointSnapshot:
         """Stop reading further splits of a table."""
         self._readers.abandon(table)
 
-    def progress(self, table: TableId) -> float:
+    def ratio_read(self, table: TableId) -> float:
         """Return the fraction read, by the sizes of the completed splits."""
-        return self._readers.progress(table)
+        return self._readers.ratio_read(table)
 
     async def _close_split_connection(self) -> None:
         connection, self._split_connection = self._split_connection, None

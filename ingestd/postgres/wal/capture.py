@@ -33,7 +33,7 @@ from ingestd.ports import (
     ServerEnd,
     Snapshot,
 )
-from ingestd.postgres.connection.claim import ControlConnection
+from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.errors import FREE_A_SENDER
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import is_standby
@@ -46,6 +46,7 @@ from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.continuity import continuity_of, server_end
 from ingestd.postgres.wal.discovery import SourceTables
 from ingestd.postgres.wal.drain.drain import DrainPolicy
+from ingestd.postgres.wal.lag import slot_lag
 from ingestd.postgres.wal.publication import prepare_publication
 from ingestd.postgres.wal.publication_sql import is_locked
 from ingestd.postgres.wal.relation_cache import Relations
@@ -64,7 +65,7 @@ from ingestd.postgres.wal.slots.slot import (
     skipped,
     vanished_slot,
 )
-from ingestd.postgres.wal.slots.table_snapshot import TableSnapshot
+from ingestd.postgres.wal.snapshot import TableSnapshot
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 DDL_PATIENCE_S = 0.2
@@ -249,7 +250,7 @@ class WalCapture:
     async def choose_incremental(
         self, tables: Sequence[Table], *, initial: bool
     ) -> frozenset[TableId]:
-        """Return the tables to read in chunks: on the first load only the large ones.
+        """Return the tables to read incrementally: on the first load only the large ones.
 
         None on a standby, whose snapshots hide running transactions.
         """
@@ -273,7 +274,7 @@ class WalCapture:
         remainder: str = "",
         where: str | None = None,
     ) -> Snapshot:
-        """Return a snapshot in chunks, or at the point of the new or of a temporary slot."""
+        """Return an incremental snapshot, or one at the point of the new or of a temporary slot."""
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
         snapshot: TableSnapshot | IncrementalSnapshot
         if incremental:
@@ -354,16 +355,8 @@ class WalCapture:
             slot = await find_slot(await self._monitoring(), self._slot)
         if slot is None:
             raise self._without_slot()
-        current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
         self._stream.server_is_at(Lsn.parse(slot.flushed), slot.reread_bytes)
-        return CaptureLag(
-            current_lsn=current,
-            confirmed_lsn=confirmed,
-            lag_bytes=None if confirmed is None else max(0, current - confirmed),
-            retained_bytes=slot.retained_bytes,
-            safe_bytes=slot.safe_bytes,
-            wal_status=slot.wal_status,
-        )
+        return slot_lag(slot)
 
     async def health(self) -> None:
         """Query on the connection that holds the claim."""

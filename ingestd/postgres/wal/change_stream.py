@@ -60,7 +60,7 @@ from ingestd.postgres.wal.server import AskPosition, ServerPosition, WalServer
 from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.postgres.wal.slots.slot import SlotDecodeGap, moved_slot, older_slot, skipped
-from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
+from ingestd.postgres.wal.spool import FileSpool, SpoolPolicy
 
 _REREAD = (
     "the server still sends what is in the WAL as it was written. To give up these changes: correct"
@@ -149,7 +149,8 @@ class ChangeStream:
     async def _streamed(self, start: Lsn, server: WalServer) -> AsyncGenerator[ChangeSet, None]:
         """Yield the changes as they arrive, until a backlog must be drained.
 
-        Not before any came: the server would read a long transaction once more.
+        Does not end before the first change has arrived, or the server would decode a long
+        transaction again.
         """
         self._decision.begin_stream(start)
         streams_in_progress = self._spool.takes_open_transactions
@@ -319,7 +320,7 @@ class ChangeStream:
             self._decoder.resolve_again()
 
     async def close(self) -> None:
-        """Close its connections. At any time, twice."""
+        """Close its connections. May be called at any time, and twice."""
         if self._drain is not None:
             await self._drain.close()
         await self.confirmation.close()
@@ -422,8 +423,8 @@ class ChangeStream:
         )
         return self._decoder
 
-    def _new_spool(self) -> OpenTransactions:
-        return OpenTransactions(
+    def _new_spool(self) -> FileSpool:
+        return FileSpool(
             self._spool,
             memory_bytes=bytes_of(OPEN_TRANSACTIONS, self._memory_bytes),
             where=f"source {self._source}",
@@ -431,8 +432,8 @@ class ChangeStream:
 
     def _deliver(self, change_set: ChangeSet) -> ChangeSet:
         self.confirmation.record_received(change_set.position)
-        left_out = self._relations.take_left_out()
-        return replace(change_set, interrupted=left_out) if left_out else change_set
+        interrupted = self._relations.take_interrupted()
+        return replace(change_set, interrupted=interrupted) if interrupted else change_set
 
     def _limits(self, server: WalServer) -> StreamLimits:
         interval = STATUS_INTERVAL_S

@@ -31,7 +31,7 @@ from ingestd.postgres.catalog.replica_identity import (
 from ingestd.postgres.catalog.tables import NO_COLUMNS, refusal, table_of
 from ingestd.postgres.check import CheckFindings, column_notes, left_out
 from ingestd.postgres.connection.authentication import check_lines
-from ingestd.postgres.connection.claim_session import ClaimHolder, claim_holder
+from ingestd.postgres.connection.claim import ClaimHolder, claim_holder
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.errors import FREE_A_SENDER, classify
 from ingestd.postgres.connection.quoting import printed

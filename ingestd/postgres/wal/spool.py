@@ -107,7 +107,7 @@ class _Kept:
         yield from self.pieces
 
 
-class OpenTransactions:
+class FileSpool:
     """The `ingestd.decode.pgoutput.streamed_transactions.Spool` of one connection.
 
     Raises TransientError when `policy` allows no more or a file can't be written. It records that
@@ -195,7 +195,7 @@ class OpenTransactions:
 class _UnlinkedFile:
     """A file that only this process can see, closed with its last reference.
 
-    `OpenTransactions.close` drops the references that outlast a connection.
+    `FileSpool.close` drops the references that outlast a connection.
     """
 
     def __init__(self) -> None:

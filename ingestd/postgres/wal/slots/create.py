@@ -1,7 +1,8 @@
 """Creating the slot to stream from, and points at which tables are read (design section 8.9, a).
 
 A slot is moved or dropped here only if the lake contains no change read from it, or if it is lost.
-It is moved to the point at which all tables are read, so that snapshot has all it skips (I1).
+It is moved to the point at which all tables are read, so the snapshot contains everything that the
+slot skips (I1).
 Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT).
 """
 
@@ -21,7 +22,7 @@ from ingestd.failpoints import reach_async
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS
-from ingestd.postgres.connection.claim_session import take_claim
+from ingestd.postgres.connection.claim import take_claim
 from ingestd.postgres.connection.errors import FREE_A_SLOT, cut_off
 from ingestd.postgres.connection.liveness import LivenessPolicy
 from ingestd.postgres.connection.session import connect, end_without_client

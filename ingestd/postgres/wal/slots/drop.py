@@ -11,7 +11,7 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS, find_publication, published
-from ingestd.postgres.connection.claim import ControlConnection
+from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.dsn import role_of
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.slots.slot import busy_slot, drop_slot, find_slot

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ingestd.decode.pgoutput.streamed_transactions import OpenMessages
 from ingestd.model.errors import TransientError
-from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
+from ingestd.postgres.wal.spool import FileSpool, SpoolPolicy
 from tests.unit.decode.streamed_server import Server
 from tests.unit.decode.test_streamed_transactions import (
     CUTS,
@@ -28,9 +28,9 @@ from tests.unit.decode.test_streamed_transactions import (
 )
 
 
-def spool(policy: SpoolPolicy | None = None, memory_bytes: int = 3000) -> OpenTransactions:
+def spool(policy: SpoolPolicy | None = None, memory_bytes: int = 3000) -> FileSpool:
     policy = policy or SpoolPolicy(1 << 30)
-    return OpenTransactions(policy, memory_bytes=memory_bytes, where="source s", frame_bytes=2500)
+    return FileSpool(policy, memory_bytes=memory_bytes, where="source s", frame_bytes=2500)
 
 
 def messages(count: int, xid: int = 9, number: int = 0, nbytes: int = 1000) -> OpenMessages:

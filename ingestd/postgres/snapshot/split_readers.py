@@ -13,8 +13,8 @@ from ingestd.model.errors import TableError
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
-from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
+from ingestd.postgres.snapshot.table_pages import TablePages
 
 ITEMS_PER_WORKER = 1
 
@@ -51,7 +51,7 @@ class SplitReaders:
         self._workers = range(workers)
         self._hold_bytes = hold_bytes
         self._row_limit_bytes = row_limit_bytes
-        self._left_out: set[TableId] = set()
+        self._abandoned: set[TableId] = set()
         self._splits: dict[TableId, list[str]] = {}
         self._unread: Counter[TableId] = Counter()
         self._bytes: Counter[TableId] = Counter()
@@ -73,7 +73,7 @@ class SplitReaders:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    def progress(self, table: TableId) -> float:
+    def ratio_read(self, table: TableId) -> float:
         """Return the fraction read, by the sizes of the completed splits."""
         total = self._bytes[table]
         return self._read_bytes[table] / total if total else 0.0
@@ -92,7 +92,7 @@ class SplitReaders:
 
     def abandon(self, table: TableId) -> None:
         """Stop reading further splits of a table."""
-        self._left_out.add(table)
+        self._abandoned.add(table)
 
     async def _read_all(self, items: Items) -> None:
         splits: asyncio.Queue[Split | None] = asyncio.Queue(len(self._workers))
@@ -110,7 +110,7 @@ class SplitReaders:
 
     async def _plan_all(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
         for table in self._tables:
-            if table.id in self._left_out:
+            if table.id in self._abandoned:
                 continue
             try:
                 found, before = await self._plan(table)
@@ -131,7 +131,7 @@ class SplitReaders:
     async def _read_splits(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
         while (split := await splits.get()) is not None:
             table = split.table.id
-            if table in self._left_out:
+            if table in self._abandoned:
                 continue
             try:
                 await self._read_split(split, items)
@@ -142,7 +142,7 @@ class SplitReaders:
             self._read_bytes[table] += split.estimated_bytes
             await items.put(SplitRead(table, split.where))
             self._unread[table] -= 1
-            if not self._unread[table] and table not in self._left_out:
+            if not self._unread[table] and table not in self._abandoned:
                 await items.put(TableRead(table))
 
     async def _read_split(self, split: Split, items: Items) -> None:
@@ -180,8 +180,8 @@ class SplitReaders:
             self._open[key] = origin.pg_snapshot
 
     async def _fail(self, error: TableError, items: Items) -> None:
-        if error.table not in self._left_out:
-            self._left_out.add(error.table)
+        if error.table not in self._abandoned:
+            self._abandoned.add(error.table)
             await items.put(error)
 
 
