@@ -65,7 +65,7 @@ POINTS: Mapping[str, str] = {
     "capture.decode.after": "it is decoded, not delivered yet",
     "capture.confirm.before": "about to confirm what is durable",
     "capture.confirm.after": "the confirm is sent to the server, or noted for the next stream",
-    "sink.marker.before": "about to write the marker of a new lake, before anything else",
+    "sink.marker.before": "about to write the id file of a new lake, before anything else",
     "sink.marker.after": "it exists, nothing else of the lake does",
     "sink.adopt.before": "about to record a source's server in `_epochs`",
     "sink.adopt.after": "the record exists, `_tables` perhaps not",

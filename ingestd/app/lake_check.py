@@ -22,16 +22,16 @@ async def _check(config: Config, name: str, settings: SourceSettings) -> CheckLi
     lake = lake_of(config).sink(name)
     capture = connector.capture(lake)
     try:
-        _, verdict = await read_lake(lake, capture)
+        _, continuity = await read_lake(lake, capture)
     except IngestdError:
         return None  # reported by the lines about connection, server, slot and lake
     finally:
         await lake.close()
         await capture.close()
         await connector.close()
-    if not isinstance(verdict, LakeLost):
+    if not isinstance(continuity, LakeLost):
         return None
-    error = lake_lost(name, verdict.reason)
+    error = lake_lost(name, continuity.reason)
     subject = f"lake {config.lake.uri}"
     if getattr(settings, "lake_lost", "stop") == "stop":
         return CheckLine(name, subject, "fail", error.what, error.remedy)

@@ -53,7 +53,7 @@ async def _offline(
     try:
         if (since := await lake.pause_mark(name).since()) is not None:
             found.pause(since)
-        committed, verdict = await read_lake(sink, capture)
+        committed, continuity = await read_lake(sink, capture)
         found.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for table in committed.tables.values():
             why = None if table.reason is None else OperatorError(table.reason)
@@ -68,9 +68,9 @@ async def _offline(
         if lag.confirmed_lsn is not None:
             found.confirmed(lag.confirmed_lsn)
         await _offline_references(lake, name, settings, found)
-        if isinstance(verdict, LakeLost):
+        if isinstance(continuity, LakeLost):
             found.lake_lost = True
-            raise lake_lost(name, verdict.reason)
+            raise lake_lost(name, continuity.reason)
     except IngestdError as error:
         if found.state is SourceState.PAUSED:
             found.reason, found.remedy = error.what, error.remedy

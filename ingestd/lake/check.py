@@ -21,7 +21,7 @@ from deltalake.schema import PrimitiveType
 
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.fencing import SEPARATE, drop_of
-from ingestd.lake.marker import read_marker
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import LocalStore, Store, open_store
 from ingestd.model.check import CheckLine
@@ -64,10 +64,10 @@ def probe(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLi
     return CheckLine("", subject, "ok", detail)
 
 
-def check_marker(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLine | None:
-    """Return a failure if the lake's marker can't be read or has a newer version. Blocks."""
+def check_lake_id(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLine | None:
+    """Return a failure if the lake's id file can't be read or has a newer version. Blocks."""
     try:
-        read_marker(open_store(uri, storage_options))
+        read_lake_id(open_store(uri, storage_options))
     except IngestdError as error:
         return CheckLine("", f"lake {uri}", "fail", error.what, error.remedy)
     return None

@@ -19,8 +19,8 @@ from ingestd.lake.delta.read import read_batches
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.fencing import WriterIdentity
+from ingestd.lake.lake_id import note_source, read_lake_id, removed, require_lake_id, write_lake_id
 from ingestd.lake.layout import Layout
-from ingestd.lake.marker import note_source, read_marker, removed, require_marker, write_marker
 from ingestd.lake.opening import (
     missing_error,
     never_refuse,
@@ -64,7 +64,7 @@ CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
 """Concurrent checkpoints: each holds a table's log in memory and takes about 90 requests."""
 OPENING_WORKERS = 16
 LOCAL_CHECK_S, REMOTE_CHECK_S = 5.0, 60.0
-"""How often an idle source reads the marker: in an object store this takes a request."""
+"""How often an idle source reads the lake's id: in an object store this takes a request."""
 
 
 def _utc_now() -> datetime:
@@ -141,7 +141,7 @@ class DeltaLake:
         self._first_epoch = 1
         self._writers: list[DeltaEpochWriter] = []
         self._is_open = False
-        self._lake: str | None = None
+        self._lake_id: str | None = None
 
     # --- the port ---------------------------------------------------------------------------
 
@@ -168,15 +168,15 @@ class DeltaLake:
                 del self._raw[table]
         return refused
 
-    async def mark(self, lake: str | None = None) -> str:
-        """Write the marker if there is none. Return the lake's id."""
-        self._lake = await self.jobs.run(write_marker, self.store, lake)
-        self.store.needs_marker = True
-        return self._lake
+    async def write_lake_id(self, lake_id: str | None = None) -> str:
+        """Write the lake's id if it has none. Return its id."""
+        self._lake_id = await self.jobs.run(write_lake_id, self.store, lake_id)
+        self.store.needs_lake_id = True
+        return self._lake_id
 
     async def ensure_exists(self) -> None:
-        """Read the marker, and the newest commit of `_epochs`."""
-        await self.jobs.run(require_marker, self.store, self._lake)
+        """Read the lake's id, and the newest commit of `_epochs`."""
+        await self.jobs.run(require_lake_id, self.store, self._lake_id)
         await self.ensure_unreplaced()
 
     async def ensure_unreplaced(self) -> None:
@@ -424,8 +424,8 @@ class DeltaLake:
 
     def _load(self) -> LakeState:
         repairs = self._is_claimed
-        self._lake = read_marker(self.store)
-        self.store.needs_marker = self._lake is not None
+        self._lake_id = read_lake_id(self.store)
+        self.store.needs_lake_id = self._lake_id is not None
         self._epochs.load(never_refuse if repairs else None)
         taken = self._taken_over()
         self._registry.load(self._accept_torn_registry if repairs else None)
@@ -450,7 +450,7 @@ class DeltaLake:
                 log.settle()
         has_something = self._epochs.exists or self._registry.exists or self._raw
         return LakeState(
-            removed=None if has_something else removed(self.store, self.layout.root, self._lake),
+            removed=None if has_something else removed(self.store, self.layout.root, self._lake_id),
             epoch=self._epochs.last_epoch,
             position=self._epochs.position,
             watermarks=watermarks,
@@ -467,7 +467,7 @@ class DeltaLake:
             missing=missing,
             damaged=dict(self._damaged),
             notices=tuple(notices if taken is None else [taken, *notices]),
-            lake=self._lake,
+            lake_id=self._lake_id,
         )
 
     def _each_usable(self, work: Callable[[RawTable], T]) -> dict[TableId, T]:

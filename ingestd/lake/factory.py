@@ -8,10 +8,10 @@ from typing import Any
 from ingestd.config import LakeSettings, MaintenanceSettings
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.fencing import WriterIdentity
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.compaction import MaintenancePolicy
 from ingestd.lake.maintenance.process import MaintenanceProcess
-from ingestd.lake.marker import read_marker
 from ingestd.lake.pause_mark import LakePauseMark
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.lake.reference.table import DeltaReferenceTable
@@ -58,12 +58,12 @@ class DeltaLakeFactory:
         self._calls: dict[str, StorageCalls] = {}
 
     def check(self) -> Sequence[CheckLine]:
-        """Commit in the lake's folder; then read the marker."""
-        from ingestd.lake.check import check_marker, probe  # noqa: PLC0415
+        """Commit in the lake's folder; then read the lake's id."""
+        from ingestd.lake.check import check_lake_id, probe  # noqa: PLC0415
 
         line = probe(self._uri, self._storage_options)
-        marker = None if line.level == "fail" else check_marker(self._uri, self._storage_options)
-        return [line] if marker is None else [line, marker]
+        id_line = None if line.level == "fail" else check_lake_id(self._uri, self._storage_options)
+        return [line] if id_line is None else [line, id_line]
 
     async def check_writer(self, source: str, claim: str) -> CheckLine | None:
         """Compare the newest commit of `_epochs`."""
@@ -116,7 +116,7 @@ class DeltaLakeFactory:
             storage_options=self._storage_options,
             buffer_bytes=bytes_of(REFERENCE_BUFFER, memory_bytes),
             is_claimed=is_claimed,
-            needs_marker=True,
+            needs_lake_id=True,
             calls=self._calls_of(source),
         )
 
@@ -191,7 +191,7 @@ class DeltaLakeFactory:
     def _read_store(self) -> Store:
         """Return the store. Raise OperatorError if a newer version has written the lake."""
         store = open_store(self._uri, self._storage_options)
-        read_marker(store)
+        read_lake_id(store)
         return store
 
     def waiting(self, source: str, patience_s: float | None = None) -> StorageWait | None:

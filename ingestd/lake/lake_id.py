@@ -1,7 +1,7 @@
-"""The marker in a lake's root, `_ingestd.json`: the lake's id and the format of its content.
+"""The id file in a lake's root, `_ingestd.json`: the lake's id and the format of its content.
 
 It is written before anything else. So a folder without one is not yet a lake, or is not mounted, or
-was written by a version that made no marker. It is never overwritten: if it can't be read, an
+was written by a version that made no id file. It is never overwritten: if it can't be read, an
 operator must decide.
 """
 
@@ -13,7 +13,7 @@ import uuid
 from ingestd.failpoints import reach
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.paths import OddFileError
-from ingestd.lake.store.store import MARKER as NAME
+from ingestd.lake.store.store import ID_FILE as NAME
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import LakeLostError, OperatorError
 from ingestd.model.recorded import RecordError, read_json
@@ -25,10 +25,10 @@ _OF_NOBODY = {"lost+found"}
 _NAMED = 3
 
 
-def read_marker(store: Store) -> str | None:
-    """Return the lake's id; None if there is no marker. Blocks.
+def read_lake_id(store: Store) -> str | None:
+    """Return the lake's id; None if there is no id file. Blocks.
 
-    Raise OperatorError for a newer format and for a damaged marker, and as `storage_faults` does.
+    Raise OperatorError for a newer format and for a damaged file, and as `storage_faults` does.
     """
     with storage_faults(store.uri(NAME)):
         try:
@@ -46,16 +46,16 @@ def read_marker(store: Store) -> str | None:
     return _lake_in(store, content)
 
 
-def write_marker(store: Store, lake: str | None = None) -> str:
-    """Write the marker, durably, if there is none; return the id of the lake.
+def write_lake_id(store: Store, lake_id: str | None = None) -> str:
+    """Write the id file, durably, if there is none; return the id of the lake.
 
-    `lake`: the id to write, a new one if None. Creates the lake's folder. Blocks. Raise as
-    `read_marker` does.
+    `lake_id`: the id to write, a new one if None. Creates the lake's folder. Blocks. Raise as
+    `read_lake_id` does.
     """
-    known = read_marker(store)
+    known = read_lake_id(store)
     if known is not None:
         return known
-    chosen = lake or str(uuid.uuid4())
+    chosen = lake_id or str(uuid.uuid4())
     content = json.dumps({"format": FORMAT, "lake": chosen}).encode() + b"\n"
     with storage_faults(store.uri(NAME)):
         reach("sink.marker.before")
@@ -67,14 +67,14 @@ def write_marker(store: Store, lake: str | None = None) -> str:
                 file.write(content)
         store.sync("", [])
         reach("sink.marker.after")
-    written = read_marker(store)
+    written = read_lake_id(store)
     if written is None:
         raise _damaged(store, "it cannot be read back")
     return written
 
 
 def note_source(store: Store, segment: str) -> None:
-    """Record durably, next to the marker, that the lake has a source's folder. Blocks."""
+    """Record durably, next to the id file, that the lake has a source's folder. Blocks."""
     name = _note(segment)
     with storage_faults(store.uri(name)):
         if store.size(name) is not None:
@@ -88,14 +88,14 @@ def note_source(store: Store, segment: str) -> None:
         store.sync("", [])
 
 
-def removed(store: Store, segment: str, lake: str | None) -> str | None:
+def removed(store: Store, segment: str, lake_id: str | None) -> str | None:
     """Return the evidence that a source's folder was removed from a lake; None if there is none.
 
-    `lake`: the id in its marker. Blocks. A mount point often contains a file that says so. What a
-    new file system contains, and hidden files, are no evidence.
+    `lake_id`: the lake's id. Blocks. A mount point often contains a file that says so. What a new
+    file system contains, and hidden files, are no evidence.
     """
     with storage_faults(store.uri("")):
-        if lake is not None:
+        if lake_id is not None:
             if store.size(_note(segment)) is None:
                 return None
             return (
@@ -110,7 +110,7 @@ def removed(store: Store, segment: str, lake: str | None) -> str | None:
         return None
     names = ", ".join(sorted(found)[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
     return (
-        f"its folder has no {NAME}, but has {names}: the lake is not mounted, or the marker was "
+        f"its folder has no {NAME}, but has {names}: the lake is not mounted, or that file was "
         "removed, or this is a first start"
     )
 
@@ -119,20 +119,20 @@ def _note(segment: str) -> str:
     return f"_ingestd.{segment}.json"
 
 
-def require_marker(store: Store, lake: str | None = None) -> None:
-    """Raise LakeLostError if the marker is missing or is not that of `lake`. Blocks.
+def require_lake_id(store: Store, lake_id: str | None = None) -> None:
+    """Raise LakeLostError if the id file is missing or has another id than `lake_id`. Blocks.
 
-    Raise also as `read_marker` does.
+    Raise also as `read_lake_id` does.
     """
-    found = read_marker(store)
+    found = read_lake_id(store)
     if found is None:
         raise LakeLostError(
             f"lake {store.uri('')}: {NAME} is missing: the lake is not mounted, or was removed",
             remedy="mount the lake, or put it back",
         )
-    if lake is not None and found != lake:
+    if lake_id is not None and found != lake_id:
         raise LakeLostError(
-            f"lake {store.uri('')}: it is another lake: {NAME} has the id {found}, not {lake}",
+            f"lake {store.uri('')}: it is another lake: {NAME} has the id {found}, not {lake_id}",
             remedy="put the lake back, or correct lake.uri",
         )
 

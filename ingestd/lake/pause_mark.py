@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
-from ingestd.lake.marker import read_marker
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.plain_files import Durability
@@ -89,7 +89,7 @@ class LakePauseMark:
         content = json.dumps({"since": now.astimezone(UTC).isoformat()}).encode() + b"\n"
         with storage_faults(self._uri):
             store = self._opened()
-            if self._needs_lake and read_marker(store) is None and not store.folders(self._folder):
+            if self._needs_lake and read_lake_id(store) is None and not store.folders(self._folder):
                 raise LakeLostError(
                     f"lake {self._uri} has no data of this source: it was never started there, or "
                     "the lake is not mounted, or was removed",

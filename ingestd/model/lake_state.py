@@ -180,7 +180,7 @@ class LakeState:
     identifier) these rows come from. `unlisted`: per table, its rows beyond the last epoch.
     `missing`: tables that an epoch lists and whose raw table does not exist; `tables` has them as
     stopped. `damaged`: tables whose raw table can't be used, and why: only they stop (I8); they are
-    in neither `watermarks` nor `unlisted`. `lake`: the id in the lake's marker, None without one.
+    in neither `watermarks` nor `unlisted`. `lake_id`: that of the lake, None without one.
     `removed`: if the lake has nothing of the source, the evidence that it once had something; None
     without any.
     """
@@ -194,7 +194,7 @@ class LakeState:
     missing: frozenset[TableId] = frozenset()
     damaged: Mapping[TableId, TableError] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
-    lake: str | None = None
+    lake_id: str | None = None
     removed: str | None = None
 
     @property

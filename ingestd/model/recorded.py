@@ -1,7 +1,7 @@
 """Texts that ingestd recorded in the lake, read without trusting them.
 
 Anyone who can write to the lake, or only to one table's folder, controls these texts: where polling
-stands, what is left of a snapshot, the marker, the mark of a pause, a backfill's plan. So size,
+stands, what is left of a snapshot, the lake's id, the pause mark, a backfill's plan. So size,
 number of values and depth are limited before a text is parsed, and each value has no type until it
 was taken by one of the methods of `Recorded`. The only error is RecordError; its reader decides
 what that means for the table. (Commits of a Delta log: `ingestd.lake.delta.commit`.)

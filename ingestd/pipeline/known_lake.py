@@ -3,8 +3,8 @@
 It is detected by::
 
     the capture    `LakeLost`: the source was read further than this lake says (the slot of `wal`)
-    this process   `KnownLake`: it has seen another id in the marker, or has written further itself
-    its sources    `LakeRoot`: a lake without a marker is not started while the slot of one source
+    this process   `KnownLake`: it has seen another id of the lake, or has written further itself
+    its sources    `LakeRoot`: a lake without an id is not started while the slot of one source
                    shows that there was a lake
 
 The consequence, before anything is written and before the source is touched::
@@ -14,8 +14,9 @@ The consequence, before anything is written and before the source is touched::
     agreed for this start, or      empty lake: a first start, from the source's position
     lake_lost = "resnapshot"       otherwise: every table is re-read, as after a lost slot
 
-A first start writes, in this order: the marker, the source's record in `_epochs`, the publication,
-the slot. So a slot without the record is never a first start, even if that one was killed.
+A first start writes, in this order: the lake's id, the source's record in `_epochs`, the
+publication, the slot. So a slot without the record is never a first start, even if that one was
+killed.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _CHECK_INTERVAL_S = 0.1
 class KnownLake:
     """The state of a source's lake as this process knows it, over all attempts.
 
-    `lake`: the id in its marker; `position`: the last durable position, None before. `is_accepted`:
+    `lake_id`: its id; `position`: the last durable position, None before. `is_accepted`:
     an operator agreed that the source starts in another lake; reset once it has. `found`, `lost`:
     the finding of the last check; at first neither is set.
     """
 
-    lake: str | None = None
+    lake_id: str | None = None
     position: Lsn | None = None
     is_accepted: bool = False
     found: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,8 +51,8 @@ class KnownLake:
 
     def difference(self, committed: LakeState) -> str | None:
         """Return why this is not the lake that this process wrote; None if it may be."""
-        if self.lake is not None and committed.lake not in {None, self.lake}:
-            return f"it is another lake: its id is {committed.lake}, not {self.lake}"
+        if self.lake_id is not None and committed.lake_id not in {None, self.lake_id}:
+            return f"it is another lake: its id is {committed.lake_id}, not {self.lake_id}"
         if self.position is None or (committed.position or Lsn(0)) >= self.position:
             return None
         if committed.has_nothing:
@@ -61,9 +62,9 @@ class KnownLake:
             "copy"
         )
 
-    def mark_found(self, lake: str) -> None:
+    def mark_found(self, lake_id: str) -> None:
         """Record that the source is written to this lake."""
-        self.lake = lake
+        self.lake_id = lake_id
         self.lost.clear()
         self.found.set()
 
@@ -79,7 +80,7 @@ class KnownLake:
 
 
 class LakeRoot:
-    """The findings of a daemon's sources about their common lake while it has no marker.
+    """The findings of a daemon's sources about their common lake while it has no id.
 
     `patience_s`: how long a source waits for the others' findings.
     """
@@ -129,7 +130,7 @@ class LakeRoot:
         lost = self._others(source)
         if lost:
             raise LakeLostError(
-                f"source {source}: the lake has no marker and is not started, because it is lost"
+                f"source {source}: the lake has no id file and is not started, because it is lost"
                 f" to source {lost[0]}",
                 remedy=f"put the lake back, or follow the remedy of source {lost[0]}",
             )
@@ -150,15 +151,15 @@ async def read_lake(
     """
     committed = await open_lake(sink, capture, patience_s)
     for _ in range(_REREADS):
-        verdict = await capture.continuity(committed)
-        if not isinstance(verdict, LakeLost):
+        continuity = await capture.continuity(committed)
+        if not isinstance(continuity, LakeLost):
             break
         again = await open_lake(sink, capture, patience_s)
         has_grown = again.position != committed.position
         committed = replace(again, notices=(*committed.notices, *again.notices))
         if not has_grown:
             break
-    return committed, verdict
+    return committed, continuity
 
 
 async def open_lake(sink: Sink, capture: ChangeCapture, patience_s: float = 0.0) -> LakeState:

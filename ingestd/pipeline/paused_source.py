@@ -18,7 +18,7 @@ class Paused:
     """Runs until cancelled. Reads none of the source's changes or rows, writes nothing.
 
     The claim keeps a second daemon, with another lake or another name for it, from taking the slot
-    meanwhile; a daemon on the same lake sees the pause marker. An unreachable server is not a fault
+    meanwhile; a daemon on the same lake sees the pause mark. An unreachable server is not a fault
     of a paused source, which may be paused because of it: the log reports once that nothing can be
     measured. `make_sink`: returns a lake that is only read.
     """

@@ -60,7 +60,7 @@ LEAST_IDLE_S = 0.1
 CLAIM_WITHIN_S = 1.0
 """How long a fault waits to learn whether the claim is lost, which would explain it."""
 QUEUE_SIZE = 2
-"""Chunks and pages that wait to be appended."""
+"""Change sets and pages that wait to be appended."""
 
 PipelineWork = ChangeSet | SnapshotWork
 
@@ -245,7 +245,7 @@ class Pipeline:
         elif table_set.to_read():
             self._telemetry.enter(SourceState.SNAPSHOTTING)
             table_set.mark_newly_published()
-            if not isinstance(started.judgement.verdict, Resumed):  # at the new slot's own point
+            if not isinstance(started.judgement.continuity, Resumed):  # at the new slot's own point
                 # The first cut that a reader sees has all tables, unless they are too large.
                 snapshot_ids = await self._beside_background(table_sync.begin_first_snapshot())
                 epoch.awaits = set(snapshot_ids.values())

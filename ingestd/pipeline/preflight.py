@@ -80,14 +80,14 @@ class StartRehearsal:
             await self._compare(committed)
 
     async def _compare(self, committed: LakeState) -> None:
-        verdict = await self._capture.continuity(committed)
-        if isinstance(verdict, Lost):
-            refuse_lost(self._source, verdict, may_read=self._policy.may_read)
-            refuse_behind(self._source, verdict)
+        continuity = await self._capture.continuity(committed)
+        if isinstance(continuity, Lost):
+            refuse_lost(self._source, continuity, may_read=self._policy.may_read)
+            refuse_behind(self._source, continuity)
             self._add(
                 "start",
                 "warn",
-                f"changes may be lost: {verdict.reason}; all tables are re-read",
+                f"changes may be lost: {continuity.reason}; all tables are re-read",
                 "nothing to do if that is intended; the lake's current rows remain until then",
             )
 

@@ -10,7 +10,7 @@ the end              closed                                          never
 ===================  ==============================================  ===========================
 
 The pause is recorded in the lake alone (`PauseMark`), and read at the start of each phase. A
-command changes the marker, then ends the phase. So the marker holds, whatever the order of the
+command changes the pause mark, then ends the phase. So the mark holds, whatever the order of the
 commands, and whenever the daemon is killed.
 """
 
@@ -49,7 +49,7 @@ class BackgroundJob(Protocol):
 class SourceSpec:
     """A source: how to create a pipeline for one attempt, its telemetry, its background jobs.
 
-    `mark`: the marker of its pause; None: it can't be paused. `make_paused`: creates the job that
+    `mark`: its pause mark; None: it can't be paused. `make_paused`: creates the job that
     runs while it is paused. `known`: background jobs run while this says that the lake is the
     source's.
     """
@@ -117,7 +117,7 @@ class SourceRunner:
     async def pause(self) -> datetime | None:
         """Pause the source until `resume`; return since when, None if it can't be paused.
 
-        The marker is durable when this returns; the pipeline may still be finishing its epoch.
+        The pause mark is durable when this returns; the pipeline may still be finishing its epoch.
         Raises OperatorError, TransientError (the lake): then nothing has changed.
         """
         mark = self.source.mark
@@ -153,7 +153,7 @@ class SourceRunner:
         """Run the source; return once it has ended."""
         while not self._is_ended:
             over = self._phase_over = asyncio.Event()
-            self._is_paused = False  # until the marker is read: a pause that arrives now counts
+            self._is_paused = False  # until the mark is read: a pause that arrives now counts
             since = await self._paused_since(over)
             if over.is_set():
                 continue
@@ -165,7 +165,7 @@ class SourceRunner:
         self.source.telemetry.enter(SourceState.CLOSED)
 
     async def _paused_since(self, over: asyncio.Event) -> datetime | None:
-        """Read the marker, retrying indefinitely: nothing is delivered before it is known."""
+        """Read the pause mark, retrying indefinitely: nothing is delivered before it is known."""
         attempt = 0
         while self.source.mark is not None and not over.is_set():
             try:

@@ -38,12 +38,12 @@ class Judgement:
     """What lake and source were found to be, and what that means.
 
     `committed`: what the lake holds; without a position, and with all tables to be read, where the
-    verdict is Lost. `end`: the position that the lake has whatever the verdict is.
+    `continuity` is Lost. `end`: the position that the lake has whatever `continuity` is.
     """
 
     committed: LakeState
     discovery: Discovery
-    verdict: Continuity
+    continuity: Continuity
     end: Lsn
 
     @property
@@ -88,10 +88,10 @@ class Startup:
     async def run(self) -> Started:
         """Return the source, ready. Raises what refuses the start; nothing is half done then.
 
-        1. Open the lake, refuse tables that the server has not reached, write the lake's marker,
-           and fence earlier writers (I5).
+        1. Open the lake, refuse tables that the server has not reached, write the lake's id, and
+           fence earlier writers (I5).
         2. Refuse raw tables that are missing and may not be re-read.
-        3. Discover the tables, and judge whether the source still has all changes (I2).
+        3. Discover the tables, and judge whether the source still has all changes (I13).
         4. Record tables whose changes were lost, before the server is adopted and the slot is
            re-created: a later start finds neither fault.
         5. Adopt the server.
@@ -121,18 +121,19 @@ class Startup:
         Nothing is written if it is not the source's: see `ingestd.pipeline.known_lake`.
         """
         patience_s = self._policy.standby_patience_s
-        committed, verdict = await read_lake(self._sink, self._capture, patience_s)
+        committed, continuity = await read_lake(self._sink, self._capture, patience_s)
         self._telemetry.noticed(committed.notices)  # the fence drops them
-        why = verdict.reason if isinstance(verdict, LakeLost) else None
+        why = continuity.reason if isinstance(continuity, LakeLost) else None
         lost = self._known.difference(committed) or why
         if lost is not None:
             self._accept_lost_lake(lost)
-        elif committed.lake is None and committed.has_nothing:
+        elif committed.lake_id is None and committed.has_nothing:
             await self._root.ensure_not_lost(self._source)
-        is_new = committed.has_nothing and committed.lake is None
-        self._known.mark_found(await self._sink.mark(None if is_new else self._known.lake))
-        if committed.has_nothing and self._known.lake is not None:
-            self._telemetry.begins(self._known.lake)
+        is_new = committed.has_nothing and committed.lake_id is None
+        lake_id = await self._sink.write_lake_id(None if is_new else self._known.lake_id)
+        self._known.mark_found(lake_id)
+        if committed.has_nothing and self._known.lake_id is not None:
+            self._telemetry.begins(self._known.lake_id)
         self._root.report(self._source, None)
         self._telemetry.lake_found()
         not_fenced = await self._sink.fence()
@@ -151,36 +152,36 @@ class Startup:
     async def _judge(self, committed: LakeState) -> Judgement:
         """Return what is found. Raises LakeLostError, and OperatorError where it must not start."""
         discovery = await self._capture.discover(committed.tables)
-        verdict = await self._capture.continuity(committed)
-        if self._lost_lake is None and isinstance(verdict, LakeLost):
-            self._accept_lost_lake(verdict.reason)  # moved, or committed to, since it was opened
+        continuity = await self._capture.continuity(committed)
+        if self._lost_lake is None and isinstance(continuity, LakeLost):
+            self._accept_lost_lake(continuity.reason)  # moved, or committed to, since it was opened
         if self._lost_lake is not None:
             self._telemetry.lake_given_up(self._lost_lake.reason)
-            verdict = Fresh() if committed.has_nothing else Lost(self._lost_lake.reason)
+            continuity = Fresh() if committed.has_nothing else Lost(self._lost_lake.reason)
         end = committed.position or ZERO
-        if isinstance(verdict, Lost):
-            self._accept_loss(verdict)
-            committed = without_position(committed, verdict.reason)
-        return Judgement(committed, discovery, verdict, end)
+        if isinstance(continuity, Lost):
+            self._accept_loss(continuity)
+            committed = without_position(committed, continuity.reason)
+        return Judgement(committed, discovery, continuity, end)
 
-    def _accept_loss(self, verdict: Lost) -> None:
+    def _accept_loss(self, lost: Lost) -> None:
         """Report that changes were lost. Raises OperatorError where tables may not be re-read."""
         is_agreed = self._policy.resnapshot_when_lost or self._lost_lake is not None
-        refuse_lost(self._source, verdict, may_read=is_agreed and self._policy.reads_existing_rows)
+        refuse_lost(self._source, lost, may_read=is_agreed and self._policy.reads_existing_rows)
         if self._lost_lake is None:
-            self._telemetry.lost(verdict.reason)
+            self._telemetry.lost(lost.reason)
 
     # --- 4 to 7: records, and the server -----------------------------------------------------
 
     async def _record_lost(self, started: Started) -> None:
         """Record the tables whose changes were lost. Raises OperatorError for a server behind."""
         judgement = started.judgement
-        verdict, tables = judgement.verdict, judgement.committed.tables
-        if not isinstance(verdict, Lost):
+        continuity, tables = judgement.continuity, judgement.committed.tables
+        if not isinstance(continuity, Lost):
             return
-        lost = {name for name, known in tables.items() if known.reason == verdict.reason}
-        await self._enter_snapshotting(started, lost, verdict.reason, judgement.end)
-        refuse_behind(self._source, verdict)
+        lost = {name for name, known in tables.items() if known.reason == continuity.reason}
+        await self._enter_snapshotting(started, lost, continuity.reason, judgement.end)
+        refuse_behind(self._source, continuity)
 
     async def _record_found(self, started: Started) -> None:
         """Record missing, damaged, refused and dropped tables."""
@@ -202,7 +203,7 @@ class Startup:
     def _prepare(self, judgement: Judgement) -> Awaitable[Prepared]:
         """Prepare the source; a new slot begins when all transactions that write now have ended."""
         tables = judgement.discovery.tables
-        renew = isinstance(judgement.verdict, Lost)
+        renew = isinstance(judgement.continuity, Lost)
         names = [table.id for table in tables]
         preparing = self._capture.prepare(tables, renew=renew)
         return warn_if_slow(preparing, lambda: self._telemetry.reading_waits(names))
@@ -236,20 +237,20 @@ def refuse_missing(source: str, committed: LakeState, *, may_read: bool) -> None
         )
 
 
-def refuse_lost(source: str, verdict: Lost, *, may_read: bool) -> None:
+def refuse_lost(source: str, lost: Lost, *, may_read: bool) -> None:
     """Raise OperatorError where changes may be lost and tables may not be re-read.
 
     Not for a source that is behind the lake: once it has passed the lake, nothing else shows the
     gap, so the loss has to be recorded first.
     """
-    if not (may_read or verdict.is_behind):
+    if not (may_read or lost.is_behind):
         raise OperatorError(
-            f"source {source}: changes may be lost: {verdict.reason}",
+            f"source {source}: changes may be lost: {lost.reason}",
             remedy='set slot_lost = "resnapshot" and snapshot = "initial" to re-read all tables',
         )
 
 
-def refuse_behind(source: str, verdict: Lost) -> None:
+def refuse_behind(source: str, lost: Lost) -> None:
     """Raise OperatorError where the server's position precedes that of the lake."""
-    if verdict.is_behind:
-        raise OperatorError(f"source {source}: {verdict.reason}", remedy=verdict.remedy)
+    if lost.is_behind:
+        raise OperatorError(f"source {source}: {lost.reason}", remedy=lost.remedy)

@@ -76,7 +76,7 @@ class LakeFactory(Protocol):
         ...
 
     def pause_mark(self, source: str) -> PauseMark:
-        """Build the marker that the source is paused."""
+        """Build the pause mark of the source."""
         ...
 
     def maintenance(

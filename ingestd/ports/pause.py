@@ -1,4 +1,4 @@
-"""The port of the marker that a source is paused."""
+"""The port of the pause mark: a source is paused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class PauseMark(Protocol):
-    """A durable marker, stored next to a source's tables: nothing of the source may be delivered.
+    """A durable mark, stored next to a source's tables: nothing of the source may be delivered.
 
     It outlives the daemon and binds every process that works on the lake. All methods may be called
-    at any time, twice, and with or without the source's claim: the marker states an intent. Times
+    at any time, twice, and with or without the source's claim: the mark states an intent. Times
     are aware. Raises OperatorError, TransientError (storage).
     """
 
@@ -23,5 +23,5 @@ class PauseMark(Protocol):
         ...
 
     async def clear(self) -> bool:
-        """Remove the marker; return False if there was none. Durable on return."""
+        """Remove the mark; return False if there was none. Durable on return."""
         ...

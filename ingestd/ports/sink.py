@@ -72,10 +72,10 @@ class EpochWriter(Protocol):
         """Accept rows; those already in the table's raw table are counted and dropped (I3).
 
         A row is already there if its `_cdc_lsn` precedes the table's watermark at `Sink.open`;
-        except snapshot rows (`is_read`), which no replay sends again. The newest `resume` of the
-        table's batches is committed with the rows, also that of a batch without rows; if no batch
-        of the epoch has one, the earlier one stays. Returns when there is room for more. Raises
-        TableError if this table can't accept them.
+        except snapshot rows (`from_snapshot`), which no replay sends again. The newest `resume` of
+        the table's batches is committed with the rows, also that of a batch without rows; if no
+        batch of the epoch has one, the earlier one stays. Returns when there is room for more.
+        Raises TableError if this table can't accept them.
         """
         ...
 
@@ -92,8 +92,8 @@ class EpochWriter(Protocol):
         the tables in `_tables` as stopped, since the row confirms their changes too (I8). None of
         their rows is listed. Without `stop` the first such TableError is raised.
 
-        Closed to `append` from the call on, before its first await. Epochs are committed in the
-        order of their numbers; the next may be numbered and filled before this one is durable.
+        Closed to `append_batch` from the call on, before its first await. Epochs are committed in
+        the order of their numbers; the next may be numbered and filled before this one is durable.
         After any error the sink must be opened again. The lake then holds any subset of the tables'
         commits; `LakeState.watermarks` reports which. Raises TransientError (storage),
         OperatorError (disk full, another writer: I5).
@@ -161,20 +161,20 @@ class Sink(ChangeLog, Protocol):
         """
         ...
 
-    async def mark(self, lake: str | None = None) -> str:
-        """Write the lake's marker if it has none, and return the marker's id. Idempotent.
+    async def write_lake_id(self, lake_id: str | None = None) -> str:
+        """Write the lake's id if it has none, and return its id. Idempotent.
 
         Call it before anything else is written, once this is known to be the source's lake, or the
-        source to have none yet. `lake`: the id that it had. Creates the lake's folder; nothing else
-        does. From here on every other call that creates something raises LakeLostError if the
-        marker is missing.
+        source to have none yet. `lake_id`: the id that it had. Creates the lake's folder; nothing
+        else does. From here on every other call that creates something raises LakeLostError if the
+        id is missing.
         """
         ...
 
     async def ensure_exists(self) -> None:
-        """Raise LakeLostError if the marker that `open` or `mark` saw is missing.
+        """Raise LakeLostError if the id that `open` or `write_lake_id` saw is missing.
 
-        Also if an older copy of the lake, which has the same marker, has replaced it.
+        Also if an older copy of the lake, which has the same id, has replaced it.
         """
         ...
 

@@ -94,18 +94,18 @@ class Backfill:
 
     async def _run(self, capture: ChangeCapture, names: Sequence[TableId]) -> BackfillOutcome:
         await self._claim(capture)
-        committed, verdict = await read_lake(self._lake, capture)
-        self._refuse_lost_lake(verdict)
-        await self._lake.mark()
+        committed, continuity = await read_lake(self._lake, capture)
+        self._refuse_lost_lake(continuity)
+        await self._lake.write_lake_id()
         await self._lake.fence()
         first = await capture.discover(committed.tables)
-        verdict = await capture.continuity(committed)
-        self._refuse_lost_lake(verdict)
-        if isinstance(verdict, Lost):
+        continuity = await capture.continuity(committed)
+        self._refuse_lost_lake(continuity)
+        if isinstance(continuity, Lost):
             remedy = "start `ingestd run`, which records it and makes a new slot; then stop it, "
             raise OperatorError(
-                f"{self._where}: changes may be lost: {verdict.reason}",
-                remedy=verdict.remedy or f"{remedy}and run this again",
+                f"{self._where}: changes may be lost: {continuity.reason}",
+                remedy=continuity.remedy or f"{remedy}and run this again",
             )
         wanted = self._wanted(names, committed, first)
         present = [name for name in names if name not in wanted]
@@ -127,15 +127,15 @@ class Backfill:
             failed += [table.error for table in tables if table.error is not None]
             tables = [table for table in tables if table.error is None]
             await self._load(capture, committed, tables)
-            if isinstance(verdict, Fresh) and tables:
+            if isinstance(continuity, Fresh) and tables:
                 is_listed = await self._position(committed, tables, is_all=not failed)
             await self._hand_over(tables)
         filled = tuple(table.filled() for table in tables)
         return BackfillOutcome(filled, tuple(present), tuple(failed), is_listed)
 
-    def _refuse_lost_lake(self, verdict: Continuity) -> None:
-        if isinstance(verdict, LakeLost):
-            raise lake_lost(self._source, verdict.reason)
+    def _refuse_lost_lake(self, continuity: Continuity) -> None:
+        if isinstance(continuity, LakeLost):
+            raise lake_lost(self._source, continuity.reason)
 
     async def _claim(self, capture: ChangeCapture) -> None:
         try:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ingestd.config import Config
 from ingestd.lake.delta.append_log import AppendLog
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
-from ingestd.lake.marker import read_marker
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.store import open_store
 from ingestd.model.lake_state import RegisteredTable
@@ -36,5 +36,5 @@ def known_tables(config: Config, source: str) -> Mapping[TableId, RegisteredTabl
 def _log(config: Config, source: str, folder: str) -> AppendLog:
     options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
     store = open_store(config.lake.uri, options or None)
-    read_marker(store)
+    read_lake_id(store)
     return AppendLog(store, folder, Layout(source).app_id())

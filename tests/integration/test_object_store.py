@@ -21,18 +21,18 @@ from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log,
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.fencing import WriterIdentity
+from ingestd.lake.lake_id import (
+    note_source,
+    read_lake_id,
+    removed,
+    require_lake_id,
+    write_lake_id,
+)
 from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
-from ingestd.lake.marker import (
-    note_source,
-    read_marker,
-    removed,
-    require_marker,
-    write_marker,
-)
 from ingestd.lake.store.errors import storage_fault
 from ingestd.lake.store.paths import OddFileError
-from ingestd.lake.store.store import MARKER, Store, open_store
+from ingestd.lake.store.store import ID_FILE, Store, open_store
 from ingestd.model.errors import IngestdError, LakeLostError, OperatorError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
@@ -134,37 +134,37 @@ def test_a_marker_in_a_store_is_written_once_and_checked(
     store: ObjectStoreServer,
 ) -> None:
     files = open_store(store.uri, store.options)
-    assert read_marker(files) is None
+    assert read_lake_id(files) is None
     with pytest.raises(LakeLostError, match="is missing"):
-        require_marker(files)
-    lake = write_marker(files)
-    assert [write_marker(files), read_marker(files)] == [lake, lake]
+        require_lake_id(files)
+    lake = write_lake_id(files)
+    assert [write_lake_id(files), read_lake_id(files)] == [lake, lake]
     assert removed(files, "shop", lake) is None
     note_source(files, "shop")
     note_source(files, "shop")
     assert "_ingestd.shop.json says" in (removed(files, "shop", lake) or "")
     with pytest.raises(LakeLostError, match="it is another lake"):
-        require_marker(files, str(uuid4()))
+        require_lake_id(files, str(uuid4()))
     for content, told in {
         b"": "it is empty",
         b"\0" * 40: "it is not JSON",
         b'{"format": 2, "lake": "x"}': "a newer version",
         b" " * (1 << 17): "131072 bytes",
     }.items():
-        with files.create(MARKER) as file:
+        with files.create(ID_FILE) as file:
             file.write(content)
-        for use in (read_marker, write_marker, require_marker):
+        for use in (read_lake_id, write_lake_id, require_lake_id):
             with pytest.raises(OperatorError, match=told):
                 use(files)
-        with files.open(MARKER) as opened_file:
+        with files.open(ID_FILE) as opened_file:
             assert opened_file.read() == content
 
 
 @pytest.mark.thorough
 async def test_no_epoch_follows_one_that_is_not_there_any_more(store: ObjectStoreServer) -> None:
-    """I13: a bucket that was put back as it was at another time has the same marker."""
+    """I13: a bucket that was put back as it was at another time has the same id."""
     async with opened(store.uri, store.options) as lake:
-        await lake.mark()
+        await lake.write_lake_id()
         await commit(lake, 1)
         await commit(lake, 2)
         files = open_store(store.uri, store.options)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ingestd.lake.lake_id import write_lake_id
 from ingestd.lake.maintenance.compaction import MaintenancePolicy
 from ingestd.lake.maintenance.process import MaintenanceProcess
-from ingestd.lake.marker import write_marker
 from ingestd.lake.store.store import open_store
 from ingestd.process.python_command import module_environment, python_command
 
@@ -63,7 +63,7 @@ def test_maintenance_imports_nothing_from_the_working_directory(
 ) -> None:
     lake = tmp_path / "lake"
     store = open_store(str(lake), None)
-    write_marker(store)
+    write_lake_id(store)
     made = MaintenanceProcess(str(lake), "shop", MaintenancePolicy(1 << 20, 3600.0))
 
     async def run() -> list[str]:

@@ -128,7 +128,7 @@ class AppendLog(TableLog):
     def ensure_unreplaced(self) -> None:
         """Raise ReplacedError if the commit that the next one would follow is missing.
 
-        A copy of the lake has the same marker. If an older copy took its place, the next version
+        A copy of the lake has the same id. If an older copy took its place, the next version
         would follow a gap: no reader could open the table, although its rows were acknowledged.
         """
         if not self.exists:

@@ -1,12 +1,12 @@
 """Recovery of a Delta log whose last writes were not durable when the power failed.
 
-Each commit is made durable before the next is begun, so only the newest can be truncated or empty;
-deltalake silently skips an empty one. Checkpoints are made concurrently with the commits and synced
-after them: an incomplete checkpoint holds nothing that the commits do not.
+Each commit is made durable before the next is begun, so only the newest can be incomplete (*torn*):
+truncated or empty; deltalake silently skips an empty one. Checkpoints are made concurrently with
+the commits and synced after them: an incomplete checkpoint holds nothing that the commits do not.
 
-Such files are renamed, never removed, not even by maintenance: no reader opens the new name. Only
-the process that holds the source's claim renames them, as another process may be writing the next
-commit at that path.
+Such files are set aside: renamed, never removed, not even by maintenance. No reader opens the new
+name. Only the process that holds the source's claim renames them, as another process may be writing
+the next commit at that path.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ from typing import IO, Any
 
 from ingestd import failpoints
 from ingestd.lake.delta.append_log import AppendLog
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.compaction import (
     MaintenancePolicy,
     MaintenanceResult,
     TableMaintenance,
 )
-from ingestd.lake.marker import read_marker
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import reference_fault, storage_faults, table_fault, unreadable
 from ingestd.lake.store.store import Store, ensure_own_links, linked, open_store
@@ -190,7 +190,7 @@ def _lower_priority() -> None:
 def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Carry out an order; yield a line for each table: the result or the error."""
     store = open_store(order["uri"], order["storage_options"] or None)
-    read_marker(store)
+    read_lake_id(store)
     policy = MaintenancePolicy(order["target_bytes"], order["retention_s"])
     layout = Layout(order["source"])
     for name, folder, joins in tables_of(store, layout, order["references"]):

@@ -13,8 +13,8 @@ import pyarrow as pa
 from ingestd.lake.delta.arrow_types import conformed
 from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.read import conform, list_files, open_parquet
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
-from ingestd.lake.marker import read_marker
 from ingestd.lake.opening import never_refuse, refuse_foreign
 from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
 from ingestd.lake.reference.changes import ReferenceChanges
@@ -52,7 +52,7 @@ class DeltaReferenceTable:
     `step` is called in a worker thread with ``write``, ``commit`` and ``committed`` at these steps;
     if it raises, the call ends there. `is_claimed`: see `ingestd.lake.delta_lake.DeltaLake`.
     `retention`: how long removed files are kept (an interval of SQL); they are looked for every
-    `vacuum_interval_s`. `needs_marker`, `calls`: see `ingestd.lake.store.store.Store`.
+    `vacuum_interval_s`. `needs_lake_id`, `calls`: see `ingestd.lake.store.store.Store`.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class DeltaReferenceTable:
         monotonic: Callable[[], float] = time.monotonic,
         step: Callable[[str], None] = _go_on,
         is_claimed: bool = True,
-        needs_marker: bool = False,
+        needs_lake_id: bool = False,
         calls: StorageCalls | None = None,
     ) -> None:
         self._is_claimed = is_claimed
         self._layout = Layout(source)
         self._table = table
         self._store = open_store(uri, storage_options, durability, calls)
-        self._store.needs_marker = needs_marker
+        self._store.needs_lake_id = needs_lake_id
         self._buffer_bytes = buffer_bytes
         self._file_bytes = file_bytes
         self._retention = retention
@@ -157,7 +157,7 @@ class DeltaReferenceTable:
     # --- blocking ---------------------------------------------------------------------------
 
     def _open(self) -> ReferenceState | None:
-        read_marker(self._store)
+        read_lake_id(self._store)
         with unreadable(self._log.uri):
             if self._is_claimed:
                 # The source continues from `position`, or reads all rows.

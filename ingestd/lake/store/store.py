@@ -46,8 +46,8 @@ from ingestd.model.errors import LakeLostError, OperatorError
 if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
 
-MARKER = "_ingestd.json"
-"""The lake's marker (ingestd.lake.marker). No source's folder has this name, as a leading `_` is
+ID_FILE = "_ingestd.json"
+"""The lake's id file (ingestd.lake.lake_id). No source's folder has this name, as a leading `_` is
 escaped."""
 SET_ASIDE = ".torn"
 """Suffix of the names of files that were set aside."""
@@ -79,8 +79,8 @@ class Store(Protocol):
     calls: StorageCalls
     """The calls in flight, of this store and of others of the same source."""
 
-    needs_marker: bool
-    """Whether folders are created only if the lake's marker exists; set once it was seen."""
+    needs_lake_id: bool
+    """Whether folders are created only if the lake's id file exists; set once it was seen."""
 
     @property
     def storage_options(self) -> dict[str, str] | None:
@@ -95,7 +95,7 @@ class Store(Protocol):
         """Create a folder and its parents, durably, if the store has folders.
 
         Raise OperatorError if the lake's own folder can't be created. Raise LakeLostError if the
-        marker is needed but missing, so that the mount point of an unmounted volume is not filled.
+        id file is needed but missing, so that the mount point of an unmounted volume is not filled.
         """
         ...
 
@@ -208,7 +208,7 @@ class LocalStore:
 
     def __init__(self, root: Path, durability: Durability) -> None:
         self.root = root.absolute()
-        self.needs_marker = False
+        self.needs_lake_id = False
         self.calls = StorageCalls()
         self._durability = durability
 
@@ -219,9 +219,9 @@ class LocalStore:
     @timed
     def make_folder(self, path: str) -> None:
         """Make a folder with its parents."""
-        if self.needs_marker and not (self.root / MARKER).exists():
+        if self.needs_lake_id and not (self.root / ID_FILE).exists():
             raise LakeLostError(
-                f"lake {self.root}: {MARKER} is missing: the lake is not mounted, or was removed",
+                f"lake {self.root}: {ID_FILE} is missing: the lake is not mounted, or was removed",
                 remedy="mount the lake, or put it back; ingestd retries within 60 s",
             )
         try:
@@ -394,7 +394,7 @@ class ObjectStore:
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
         self.storage_options = dict(storage_options) if storage_options else None
-        self.needs_marker = False
+        self.needs_lake_id = False
         self.calls = StorageCalls()
         self._uri = uri.rstrip("/")
         self._handler = DeltaFileSystemHandler(self._uri, self.storage_options)

@@ -26,8 +26,8 @@ from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import list_files, read_files
 from ingestd.lake.delta.tail import File
 from ingestd.lake.fold.plain import fold_rows
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
-from ingestd.lake.marker import read_marker
 from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import table_fault
@@ -138,7 +138,7 @@ class DeltaVerifiedLake:
         return None if version is None else Lsn(version)
 
     def _known(self) -> Mapping[TableId, RegisteredTable]:
-        read_marker(self._store)
+        read_lake_id(self._store)
         registry = RegistryTable(self._tables, lambda _: None)
         registry.load()
         self._events = self._read_events()

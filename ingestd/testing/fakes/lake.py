@@ -88,7 +88,7 @@ class MemoryLakeFactory:
         raise NotImplementedError(msg)
 
     def pause_mark(self, source: str) -> PauseMark:
-        """Return the source's marker."""
+        """Return the source's pause mark."""
         return self.marks[source]
 
     def maintenance(

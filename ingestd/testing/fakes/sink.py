@@ -56,7 +56,7 @@ class MemoryTable:
 
 @dataclass(slots=True)
 class MemoryDisk:
-    """The durable state of one source. `lake`: the id in the marker."""
+    """The durable state of one source. `lake_id`: the id of its lake."""
 
     tables: dict[TableId, MemoryTable] = field(default_factory=dict)
     epochs: list[CommittedEpoch] = field(default_factory=list)
@@ -64,7 +64,7 @@ class MemoryDisk:
     registered: dict[TableId, RegisteredTable] = field(default_factory=dict)
     position: Lsn | None = None
     origin: str | None = None
-    lake: str | None = None
+    lake_id: str | None = None
     commits: int = 0
     """Number of commits; a writer that has not seen the last one can't make the next."""
     fences: int = 0
@@ -127,7 +127,7 @@ class MemoryLake:
             disk.origin,
             {table: _unlisted(disk.tables[table].rows(), epoch + 1) for table in self.held},
             damaged={table: damaged_table(table) for table in disk.damage},
-            lake=disk.lake,
+            lake_id=disk.lake_id,
         )
         self._reaches = found.reaches
         return found
@@ -154,10 +154,10 @@ class MemoryLake:
             self.held.pop(table, None)
         return {table: damaged_table(table) for table in beyond}
 
-    async def mark(self, lake: str | None = None) -> str:
+    async def write_lake_id(self, lake_id: str | None = None) -> str:
         """Assign the disk an id, unless it has one."""
-        self.disk.lake = self.disk.lake or lake or str(uuid.uuid4())
-        return self.disk.lake
+        self.disk.lake_id = self.disk.lake_id or lake_id or str(uuid.uuid4())
+        return self.disk.lake_id
 
     async def ensure_exists(self) -> None:
         """Do nothing: the disk can't disappear."""

@@ -1,4 +1,4 @@
-"""The marker in a lake's root: written once, read exactly, never overwritten."""
+"""The id file in a lake's root: written once, read exactly, never overwritten."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.lake.marker import read_marker, require_marker, write_marker
-from ingestd.lake.store.store import MARKER as NAME
+from ingestd.lake.lake_id import read_lake_id, require_lake_id, write_lake_id
+from ingestd.lake.store.store import ID_FILE as NAME
 from ingestd.lake.store.store import ObjectStore, Store, open_store
 from ingestd.model.errors import LakeLostError, OperatorError
 
@@ -31,38 +31,38 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return ObjectStore(f"file://{tmp_path / 'lake'}", None)
 
 
-def test_a_marker_is_written_once_and_read_back(store: Store, tmp_path: Path) -> None:
-    assert read_marker(store) is None
-    lake = write_marker(store)
-    assert read_marker(store) == write_marker(store) == write_marker(store, LAKE) == lake
+def test_an_id_is_written_once_and_read_back(store: Store, tmp_path: Path) -> None:
+    assert read_lake_id(store) is None
+    lake = write_lake_id(store)
+    assert read_lake_id(store) == write_lake_id(store) == write_lake_id(store, LAKE) == lake
     content = json.loads((tmp_path / "lake" / NAME).read_text())
     assert content == {"format": 1, "lake": str(uuid.UUID(lake))}
 
 
 def test_the_id_that_a_lake_had_is_kept(store: Store) -> None:
-    assert write_marker(store, LAKE) == LAKE
-    require_marker(store, LAKE)
+    assert write_lake_id(store, LAKE) == LAKE
+    require_lake_id(store, LAKE)
     with pytest.raises(LakeLostError, match="another lake"):
-        require_marker(store, str(uuid.uuid4()))
+        require_lake_id(store, str(uuid.uuid4()))
 
 
-def test_a_marker_that_is_missing_is_a_lost_lake(store: Store) -> None:
+def test_an_id_that_is_missing_is_a_lost_lake(store: Store) -> None:
     with pytest.raises(LakeLostError, match="is missing"):
-        require_marker(store)
+        require_lake_id(store)
 
 
 def test_of_two_that_write_one_at_once_both_have_the_same(tmp_path: Path) -> None:
     stores = [open_store(str(tmp_path / "lake"), None) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(write_marker, stores))) == 1
+        assert len(set(pool.map(write_lake_id, stores))) == 1
     assert [path.name for path in (tmp_path / "lake").iterdir()] == [NAME]
 
 
-def test_no_folder_is_made_where_the_marker_was(tmp_path: Path) -> None:
+def test_no_folder_is_made_where_the_id_file_was(tmp_path: Path) -> None:
     """An unmounted volume's folder is not filled."""
     store = open_store(str(tmp_path / "lake"), None)
-    write_marker(store)
-    store.needs_marker = True
+    write_lake_id(store)
+    store.needs_lake_id = True
     store.make_folder("shop/public")
     (tmp_path / "lake").rename(tmp_path / "away")
     with pytest.raises(LakeLostError):
@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_refused_and_left(
     path = tmp_path / "lake" / NAME
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
-    for use in (read_marker, write_marker, require_marker):
+    for use in (read_lake_id, write_lake_id, require_lake_id):
         with pytest.raises(OperatorError, match=r"_ingestd\.json") as raised:
             use(store)
         assert told in raised.value.what
@@ -115,16 +115,16 @@ def test_a_folder_or_a_dangling_link_in_its_place_is_refused(tmp_path: Path) -> 
     store = open_store(str(tmp_path), None)
     (tmp_path / NAME).mkdir()
     with pytest.raises(OperatorError, match="it is a folder"):
-        write_marker(store)
+        write_lake_id(store)
     (tmp_path / NAME).rmdir()
     (tmp_path / NAME).symlink_to(tmp_path / "nowhere")
     with pytest.raises(OperatorError, match="it is a symbolic link"):
-        write_marker(store)
+        write_lake_id(store)
 
 
 def test_keys_that_a_later_version_adds_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(json.dumps({"format": 1, "lake": LAKE.upper(), "more": [1]}))
-    assert read_marker(open_store(str(tmp_path), None)) == LAKE
+    assert read_lake_id(open_store(str(tmp_path), None)) == LAKE
 
 
 @settings(max_examples=200)
@@ -135,4 +135,4 @@ def test_only_an_operator_error_leaves_it(
     folder = tmp_path_factory.getbasetemp()
     (folder / NAME).write_bytes(content)
     with pytest.raises(OperatorError):
-        read_marker(open_store(str(folder), None))
+        read_lake_id(open_store(str(folder), None))

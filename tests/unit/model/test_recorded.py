@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ingestd.lake.delta.crash_recovery import _is_json
 from ingestd.lake.delta.log_files import _checkpoint
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
-from ingestd.lake.marker import read_marker
 from ingestd.lake.pause_mark import LakePauseMark
 from ingestd.lake.store.store import LocalStore, open_store
 from ingestd.model.errors import IngestdError
@@ -125,7 +125,7 @@ READERS: dict[str, tuple[str, Any]] = {
     "blocks": (BLOCKS.to_text(), lambda _, text: are_there([text], [BLOCKS.to_text()])),
     "marker": (
         json.dumps({"format": 1, "lake": LAKE}),
-        lambda folder, text: read_marker(placed(folder / "_ingestd.json", text)),
+        lambda folder, text: read_lake_id(placed(folder / "_ingestd.json", text)),
     ),
     "pause": (json.dumps({"since": AT.isoformat()}), read_pause),
     "pointer": ('{"version":7,"size":2}', read_pointer),

@@ -20,7 +20,7 @@ from ingestd.testing.fakes.sink import MemoryLake, MemoryTable
 from tests.unit.lake.rows import make_table
 
 TABLE = make_table("t")
-HERE = LakeState(3, Lsn(500), origin="7/1", lake="a")
+HERE = LakeState(3, Lsn(500), origin="7/1", lake_id="a")
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ HERE = LakeState(3, Lsn(500), origin="7/1", lake="a")
     [
         (HERE, None),
         (replace(HERE, position=Lsn(600)), None),
-        (replace(HERE, lake=None), None),  # only the marker was removed
-        (replace(HERE, lake="b"), "another lake: its id is b, not a"),
+        (replace(HERE, lake_id=None), None),  # only the id file was removed
+        (replace(HERE, lake_id="b"), "another lake: its id is b, not a"),
         (replace(HERE, position=Lsn(499)), "older copy"),
         (replace(HERE, position=None), "older copy"),
         (LakeState(), "has nothing of this source any more"),
-        (LakeState(lake="a"), "has nothing of this source any more"),
+        (LakeState(lake_id="a"), "has nothing of this source any more"),
     ],
 )
 def test_a_lake_is_held_against_what_this_process_wrote(
@@ -100,8 +100,8 @@ async def test_a_lake_that_grows_meanwhile_is_read_again(*, grows: bool) -> None
             is_whole = (committed.position or 0) >= Lsn(200)
             return Resumed() if is_whole else LakeLost("the slot is at 200")
 
-    committed, verdict = await read_lake(lake, Ahead(FakeDatabase([])))
-    assert (committed.position, isinstance(verdict, Resumed)) == (
+    committed, continuity = await read_lake(lake, Ahead(FakeDatabase([])))
+    assert (committed.position, isinstance(continuity, Resumed)) == (
         Lsn(200 if grows else 100),
         grows,
     )

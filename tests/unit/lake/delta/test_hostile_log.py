@@ -109,7 +109,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def _fill(root: Path) -> None:
     lake = DeltaLake(str(root / "lake"), "shop")
     await lake.open()
-    await lake.mark()
+    await lake.write_lake_id()
     await lake.adopt("7000000000000000001")
     await lake.record([listed_live(A), listed_live(B)])
     for number in range(1, EPOCHS + 1):

@@ -64,7 +64,7 @@ async def rows(*ids: int) -> AsyncIterator[pa.RecordBatch]:
 async def lake(tmp_path: Path) -> Path:
     root = tmp_path / "lake"
     async with opened(root) as made:
-        await made.mark()
+        await made.write_lake_id()
         await made.adopt("7000000000000000001")
         await made.record([listed_live(A), listed_live(B)])
         for number in range(1, 4):

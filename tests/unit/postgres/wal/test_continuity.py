@@ -97,7 +97,7 @@ OTHER_SERVER = replace(FOUND, server=replace(SERVER, system_identifier="8"))
     ("found", "committed", "told"),
     [
         (FOUND, LakeState(), "was read to 0/500, and the lake has nothing of this source"),
-        (FOUND, LakeState(lake="another"), "the lake has nothing of this source"),
+        (FOUND, LakeState(lake_id="another"), "the lake has nothing of this source"),
         (replace(FOUND, has_publication=False), LakeState(), "nothing of this source"),
         (replace(FOUND, slot=slot(invalid="wal_removed")), LakeState(), "nothing of this source"),
         (replace(FOUND, slot=slot(confirmed="0/501")), lake(), "read to 0/501, and the lake ends"),
