@@ -82,7 +82,7 @@ class _Raw:
         which = np.repeat(np.arange(len(self.keys)), [len(r) for r in self.rows])
         keys = pa.array(self.keys, pa.string()).take(pa.array(which[order]))
         items = pa.concat_arrays(self.values).take(pa.array(order))
-        return pa.MapArray.from_arrays(_masked(offsets, mask), keys, items, kind)
+        return pa.MapArray.from_arrays(_nullable_offsets(offsets, mask), keys, items, kind)
 
 
 def table_batch(
@@ -124,7 +124,7 @@ def _column(column: Column, tuples: Tuples, count: int, raw: _Raw, prefix: str) 
 
 
 def _values(column: Column, tuples: Tuples) -> CastColumn | pa.Array | None:
-    """Return a column's values, masked if configured; None if it was not walked."""
+    """Return a column's values; None if it was not walked. `Column.mask` is applied here, only."""
     if column.name in tuples.values:
         return tuples.values[column.name]
     walked = tuples.fields.get(column.name)
@@ -170,7 +170,7 @@ def _unchanged(table: Table, new: Tuples, count: int, kind: pa.DataType) -> pa.A
     order = np.argsort(rows, kind="stable")
     offsets, mask = _list_bounds(rows, count)
     values = pa.array(names, pa.string()).take(pa.array(which[order]))
-    return pa.ListArray.from_arrays(_masked(offsets, mask), values, type=kind)
+    return pa.ListArray.from_arrays(_nullable_offsets(offsets, mask), values, type=kind)
 
 
 def _unsent(table: Table, new: Tuples) -> tuple[list[str], Rows, Rows]:
@@ -200,8 +200,8 @@ def _list_bounds(rows: Rows, count: int) -> tuple[NDArray[np.int32], NDArray[np.
     return offsets, sizes == 0
 
 
-def _masked(offsets: NDArray[np.int32], absent: NDArray[np.bool_]) -> pa.Array:
-    """Return offsets in which null marks a null list or map, as Arrow expects."""
+def _nullable_offsets(offsets: NDArray[np.int32], absent: NDArray[np.bool_]) -> pa.Array:
+    """Return the offsets of lists or maps, null where the list is: as Arrow expects."""
     return pa.array(offsets, mask=np.append(absent, False))
 
 

@@ -8,6 +8,9 @@ then unknown.
 A row that an UPDATE moves into a publication's row filter is sent as an INSERT. It lacks TOASTed
 values that did not change, unless the complete old row was sent. Source: PostgreSQL,
 src/backend/replication/pgoutput/pgoutput.c (pgoutput_row_filter).
+
+This module has the rules and the errors. Rows that are too large are found by `PgoutputDecoder`
+(stream), `TablePages` (snapshot) and `scan_table` (poll), incomplete ones by `EpochAppender`.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class SnapshotReader:
             await self._barrier.reached(snapshot.point)
             await self._read_items(run, self._table_set.being_read(run.snapshot_ids), snapshot)
 
-    async def read_in_chunks(self, run: SnapshotRun) -> None:
+    async def read_incrementally(self, run: SnapshotRun) -> None:
         """Read tables incrementally, from the start."""
         await self._barrier.reached(self._table_set.lsn)
         tables = self._table_set.being_read(run.snapshot_ids)
@@ -361,7 +361,7 @@ class SnapshotReader:
         if isinstance(item, SnapshotPage):
             name = item.batch.table.id
             await self._enqueue_page(run, snapshot, item)
-            ratio = snapshot.progress(name)
+            ratio = snapshot.ratio_read(name)
             self._telemetry.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
         elif isinstance(item, SplitRead):
             name, snapshot_id = item.table, run.snapshot_ids[item.table]
@@ -369,7 +369,7 @@ class SnapshotReader:
             await run.enqueue(
                 SplitDone(name, snapshot_id, item.where, snapshot.remainder, oldest, snapshot_ids)
             )
-            self._telemetry.snapshot_progress(name, snapshot.progress(name))
+            self._telemetry.snapshot_progress(name, snapshot.ratio_read(name))
             window = run.windows.get(name)
             owed = sys.maxsize
             while window is not None and self._policy.keys_at_once <= window.rows_to_read < owed:

@@ -258,7 +258,7 @@ class TableSync:
         incremental = [t for t in tables if t.id in able]
         if incremental:  # a few are read separately: one may have to wait
             few = len(incremental) <= MAX_READS // 2
-            return incremental[:1] if few else incremental, self._reader.read_in_chunks
+            return incremental[:1] if few else incremental, self._reader.read_incrementally
         return tables, self._reader.read_at_point
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:

@@ -7,12 +7,12 @@ A kind of capture is found by its `ConnectorFactory`, a kind of lake by its `Lak
 
 The order of calls in a source's life, and the component that advances each position::
 
-    capture.claim -> sink.open -> sink.refuse_beyond (capture.server_end) -> capture.discover
-      -> capture.continuity -> sink.adopt -> capture.prepare -> capture.snapshot -> capture.live
-      ... capture.confirm -> close
+    capture.claim -> sink.open -> sink.refuse_beyond (capture.server_end) -> capture.continuity
+      -> sink.write_lake_id -> sink.fence -> capture.discover -> capture.continuity -> sink.adopt
+      -> capture.prepare -> capture.snapshot -> capture.live ... capture.confirm -> close
 
     received    the capture, as bytes arrive
-    complete    the decoder, at a commit: ChangeSet.position
+    delivered   the decoder, at a commit, or between transactions: ChangeSet.position
     durable     the sink, when EpochWriter.commit or Sink.advance returns
     confirmed   the pipeline alone, by ChangeCapture.confirm, and only to a durable position (I1)
 

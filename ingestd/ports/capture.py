@@ -220,8 +220,8 @@ class Snapshot(Protocol):
         """Stop reading a table; pages in flight may still be yielded."""
         ...
 
-    def progress(self, table: TableId) -> float:
-        """Return the part of a table yielded so far, 0 to 1, by the source's size estimate."""
+    def ratio_read(self, table: TableId) -> float:
+        """Return the ratio of a table yielded so far, 0 to 1, by the source's size estimate."""
         ...
 
     def remainder(self, table: TableId, done: Collection[str]) -> str:

@@ -99,7 +99,7 @@ class MirrorJob:
             self.policy,
         )
         try:
-            _SparkStep(lake, step, mirror).run()
+            _PlannedStep(lake, step, mirror).run()
         except AnalysisException as error:
             if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
                 raise self._raw_missing(lake, step, "the Delta table does not exist") from error
@@ -117,8 +117,8 @@ class MirrorJob:
 
 
 @dataclass(frozen=True, slots=True)
-class _SparkStep(MirrorStep):
-    """A step by Spark, unless `DriverStep` can take it."""
+class _PlannedStep(MirrorStep):
+    """Applies a step: chooses by its size whether the driver or Spark folds it."""
 
     @property
     def _driver_step(self) -> DriverStep:

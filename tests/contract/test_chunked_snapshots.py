@@ -192,9 +192,9 @@ async def test_a_page_lies_above_all_that_it_sees(world: ChangeWorld) -> None:
 async def test_every_split_ends_and_the_table_last(world: ChangeWorld) -> None:
     async with streaming(world) as stream:
         snapshot = await incremental(stream)
-        assert snapshot.progress(stream.table.id) == 0.0
+        assert snapshot.ratio_read(stream.table.id) == 0.0
         items = [item async for item in snapshot.items()]
-        assert snapshot.progress(stream.table.id) == pytest.approx(1.0)
+        assert snapshot.ratio_read(stream.table.id) == pytest.approx(1.0)
         await snapshot.close()
     assert isinstance(items[-1], TableRead)
     splits = [item.where for item in items if isinstance(item, SplitRead)]

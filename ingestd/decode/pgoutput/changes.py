@@ -1,6 +1,10 @@
 """The changes of one relation in a feed, or a few of several relations, walked together.
 
-Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert, Update, Delete.
+A TRUNCATE names several relations: `PgoutputDecoder._find_truncates` lists it for each of them, and
+here it becomes a `t` row.
+
+Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert, Update, Delete,
+Truncate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decoding of pgoutput messages to change sets of complete transactions, or pieces of large ones.
+"""Decoding of pgoutput messages to change sets of complete transactions; a large one has several.
 
 Source: PostgreSQL documentation, "Logical Streaming Replication Protocol" and "Logical Replication
 Message Formats", protocol version 1, values as text.
@@ -44,7 +44,7 @@ from ingestd.decode.pgoutput.relation import (
     ResolveRelation,
     parse_relation,
 )
-from ingestd.decode.pgoutput.shortening import LEFT_OUT, columns_left_out
+from ingestd.decode.pgoutput.shortening import SHORTENED, omitted_bytes
 from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import ChangeSet, TableBatch, idle_change_set
 from ingestd.model.errors import ProtocolError, TableError
@@ -123,7 +123,7 @@ class PgoutputDecoder:
         self._last_lsn = -1
         self._held: list[tuple[bytes | memoryview, Ints]] = []
         self._held_bytes = 0
-        self._is_stale = self._has_left_out = False
+        self._is_stale = self._has_shortened = False
         self._trailing_relation: Relation | None = None
         self._partitions: set[int] = set()
 
@@ -264,7 +264,7 @@ class PgoutputDecoder:
                 raise ProtocolError(msg)
             self._last_lsn = int(transactions.commit_lsns[-1])
         counts = np.zeros(len(messages), np.int64)
-        self._has_left_out = _has_left_out(messages)
+        self._has_shortened = _has_shortened(messages)
         found = list(self._find(messages, transactions, counts))
         self._find_partitions(messages, transactions)
         self._ignored += report_messages(messages, transactions, self._report_message)
@@ -404,12 +404,12 @@ class PgoutputDecoder:
     def _small_enough(
         self, messages: Messages, transactions: Transactions, known: _Known, rows: Ints
     ) -> Ints:
-        """Return the changes that are small enough; record the tables of the others."""
+        """Return the changes that are small enough; record the tables of the others, which stop."""
         limit = self._row_limit_bytes
         large = messages.ends[rows] - messages.starts[rows] > limit
-        if self._has_left_out:
+        if self._has_shortened:
             after = np.minimum(rows + 1, len(messages) - 1)
-            large |= messages.types[after] == LEFT_OUT
+            large |= messages.types[after] == SHORTENED
         if not large.any():
             return rows
         assert known.table is not None
@@ -419,12 +419,12 @@ class PgoutputDecoder:
         for i in np.flatnonzero(large).tolist():
             message = int(rows[i])
             nbytes = captured_bytes(messages, message, is_sent)
-            left_out = _left_out(messages, message, is_sent)
-            if nbytes + left_out > limit or left_out:
+            omitted = _omitted_bytes(messages, message, is_sent)
+            if nbytes + omitted > limit or omitted:
                 over.append(i)
                 where = f"in the transaction that commits at {transactions.commit_of(message)[0]}"
-                most = limit if nbytes + left_out > limit else kept_bytes(limit)
-                error = row_too_large(known.table.id, nbytes + left_out, most, where)
+                most = limit if nbytes + omitted > limit else kept_bytes(limit)
+                error = row_too_large(known.table.id, nbytes + omitted, most, where)
                 self._refused.setdefault(known.table.id, error)
         return np.delete(rows, over)
 
@@ -455,17 +455,17 @@ class PgoutputDecoder:
         return known
 
 
-def _has_left_out(messages: Messages) -> bool:
+def _has_shortened(messages: Messages) -> bool:
     """Return whether changes were shortened. Raises ProtocolError for a misplaced one."""
-    left_out = np.flatnonzero(messages.types == LEFT_OUT)
-    if len(left_out) == 0:
+    shortened = np.flatnonzero(messages.types == SHORTENED)
+    if len(shortened) == 0:
         return False
-    changes = left_out - 1
+    changes = shortened - 1
     if (
         changes[0] < 0
         or not (
             IS_CHANGE.take(messages.types[changes])
-            & (messages.oids[changes] == messages.oids[left_out])
+            & (messages.oids[changes] == messages.oids[shortened])
         ).all()
     ):
         msg = "a message about a shortened change does not follow the change"
@@ -473,12 +473,12 @@ def _has_left_out(messages: Messages) -> bool:
     return True
 
 
-def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> int:
+def _omitted_bytes(messages: Messages, message: int, is_captured: Sequence[bool]) -> int:
     """Return the bytes of captured values that a shortened change lacks."""
     after = message + 1
-    if after == len(messages) or messages.types[after] != LEFT_OUT:
+    if after == len(messages) or messages.types[after] != SHORTENED:
         return 0
-    found = columns_left_out(messages.content(after))
+    found = omitted_bytes(messages.content(after))
     if any(column >= len(is_captured) for column in found):
         msg = "values left out of a change that has no such columns"
         raise ProtocolError(msg)

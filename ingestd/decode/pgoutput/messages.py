@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.pgoutput.shortening import LEFT_OUT
+from ingestd.decode.pgoutput.shortening import SHORTENED
 from ingestd.decode.values.encodings import Encoding
 from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from ingestd.model.errors import ProtocolError
@@ -109,7 +109,7 @@ _LEAST_LENGTHS = LENGTHS | {
     TYPE: 7,
     ORIGIN: 10,
     MESSAGE: 1,
-    LEFT_OUT: 5,
+    SHORTENED: 5,
     ord("A"): 9,  # Stream Abort: PostgreSQL 18 sends it for unsent transactions; ignored
 }
 _least = np.full(256, np.iinfo(np.int64).max)

@@ -20,7 +20,8 @@ from collections.abc import Generator
 
 from ingestd.model.errors import ProtocolError
 
-LEFT_OUT = ord("L")
+SHORTENED = ord("L")
+"""The type of the message that follows a shortened change."""
 _CHANGES, _UPDATE, _MESSAGE = b"IUD", ord("U"), ord("M")
 _AFTER = "bytes after the tuples of a large change"
 _TUPLES = b"NKO"
@@ -140,7 +141,7 @@ def _changed(room_bytes: int) -> _Taking:
         raise ProtocolError(msg)
     has_xid = _is_in_segment(head)
     ids = 1 + _OID + _XID * has_xid
-    out, left_out = bytearray(head[:ids]), bytearray(bytes([LEFT_OUT]) + head[1:ids])
+    out, omitted = bytearray(head[:ids]), bytearray(bytes([SHORTENED]) + head[1:ids])
     ahead = bytearray(head[ids:])
     expected = _FIRST[kind]
     while expected:
@@ -149,11 +150,11 @@ def _changed(room_bytes: int) -> _Taking:
             msg = "unexpected kind of tuple in a large change"
             raise ProtocolError(msg)
         out += begun
-        room_bytes = yield from _tuple(ahead, out, left_out, room_bytes)
+        room_bytes = yield from _tuple(ahead, out, omitted, room_bytes)
         expected = b"N" if kind == _UPDATE and begun != b"N" else b""
     if ahead:
         raise ProtocolError(_AFTER)
-    return [bytes(out), bytes(left_out)]
+    return [bytes(out), bytes(omitted)]
 
 
 def _is_in_segment(head: bytes) -> bool:
@@ -177,7 +178,7 @@ def _next(ahead: bytearray, count: int) -> Generator[int, bytes, bytes]:
 
 
 def _tuple(
-    ahead: bytearray, out: bytearray, left_out: bytearray, room_bytes: int
+    ahead: bytearray, out: bytearray, omitted: bytearray, room_bytes: int
 ) -> Generator[int, bytes, int]:
     """Copy a tuple after its kind; return the remaining room."""
     counted = yield from _next(ahead, _COUNT.size)
@@ -197,12 +198,12 @@ def _tuple(
             room_bytes -= length
         else:
             out += _UNCHANGED
-            left_out += _VALUE.pack(column, length)
+            omitted += _VALUE.pack(column, length)
             yield -length  # nothing is buffered ahead: it was less than the columns' heads
     return room_bytes
 
 
-def columns_left_out(message: bytes) -> dict[int, int]:
+def omitted_bytes(message: bytes) -> dict[int, int]:
     """Return the columns in an 'L' message outside of segments, with the size of each value."""
     body = message[1 + _OID :]
     if len(message) <= _OID or len(body) % _VALUE.size:

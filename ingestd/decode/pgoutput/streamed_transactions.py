@@ -52,7 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.decode.pgoutput.messages import MESSAGE, RELATION, Ints
-from ingestd.decode.pgoutput.shortening import LEFT_OUT
+from ingestd.decode.pgoutput.shortening import SHORTENED
 from ingestd.model.errors import ProtocolError
 
 START, STOP, STREAM_COMMIT, ABORT = (ord(c) for c in "SEcA")
@@ -61,7 +61,7 @@ IS_CONTROL = np.zeros(256, np.bool_)
 """Whether a message of this type controls segments, rather than being inside or outside one."""
 IS_CONTROL[[START, STOP, STREAM_COMMIT, ABORT]] = True
 _HAS_XID = np.zeros(256, np.bool_)
-_HAS_XID[[*(ord(c) for c in "RYIUDTM"), LEFT_OUT]] = True
+_HAS_XID[[*(ord(c) for c in "RYIUDTM"), SHORTENED]] = True
 _XID_BYTES = 4
 MOST_OPEN = 1 << 17
 """Limit for open transactions with segments: no server has so many sessions in use."""

@@ -1,4 +1,4 @@
-"""Masking of values before they are stored.
+"""Masks: what is stored instead of a value. `decode/change_batch.py` applies them.
 
 Source: RFC 2104 (HMAC), FIPS 180-4 (SHA-256).
 """

@@ -1,5 +1,7 @@
 """The relations that hold a table's rows: the table itself, or the leaves of a partitioned one.
 
+`rewrites/catalog_evidence.py` finds partitions that were attached or detached.
+
 Source: PostgreSQL documentation, "System Administration Functions", "Database Object Size
 Functions".
 """

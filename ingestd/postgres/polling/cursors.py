@@ -1,4 +1,4 @@
-"""The columns that can serve as a table's cursor."""
+"""The columns that can serve as a table's cursor. `poll.py` reads the rows by it."""
 
 from __future__ import annotations
 

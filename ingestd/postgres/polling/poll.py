@@ -1,4 +1,7 @@
-"""One poll: scans tables in one repeatable-read, read-only transaction."""
+"""One poll: scans tables in one repeatable-read, read-only transaction.
+
+`cursors.py` says which columns can be a table's cursor; this module reads by the chosen one.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from ingestd.postgres.polling.progress import (
     MAX_AGE,
     MAX_SEEN,
     FullXids,
-    PollPosition,
     PollProgress,
+    PollXids,
     SeenXids,
 )
 from ingestd.postgres.polling.queries import (
@@ -49,7 +52,7 @@ _XIDS = 1 << 32
 
 # age() counts back from the next transaction id, which is fixed for the transaction; 3 is the first
 # ordinary id.
-_MOMENT = """
+_SNAPSHOT = """
 SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp(),
        pg_catalog.age('3'::pg_catalog.xid)::int8 + 3, pg_catalog.pg_backend_pid()
 """
@@ -69,9 +72,12 @@ SELECT c.relkind = 'p', coalesce(a.atttypid, 0)::int8,
 
 @dataclass(frozen=True, slots=True)
 class PollPoint:
-    """The snapshot of a poll. `at`: the server's clock, aware; all that it sees is below `lsn`."""
+    """The snapshot of a poll: its transaction ids, time and position.
 
-    moment: PollPosition
+    `at`: the server's clock, aware; all that the snapshot sees is below `lsn`.
+    """
+
+    ids: PollXids
     at: datetime
     lsn: Lsn
 
@@ -107,12 +113,12 @@ async def begin_poll(connection: AsyncConnection[Any], backend: int) -> PollPoin
     OperatorError if a pooler has switched the connection to another one.
     """
     await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    row = await (await connection.execute(_MOMENT)).fetchone()
+    row = await (await connection.execute(_SNAPSHOT)).fetchone()
     assert row is not None
     seen = PgSnapshot.parse(row[0])
     if row[3] != backend:
         raise pooled()
-    return PollPoint(moment_of(seen, row[2]), row[1], await insert_position(connection))
+    return PollPoint(poll_xids(seen, row[2]), row[1], await insert_position(connection))
 
 
 async def backend_of(connection: AsyncConnection[Any]) -> int:
@@ -124,9 +130,9 @@ async def backend_of(connection: AsyncConnection[Any]) -> int:
     return pid
 
 
-def moment_of(seen: PgSnapshot, next_xid: int) -> PollPosition:
-    """Return a snapshot's position; `next_xid`: the low 32 bits of the next id."""
-    return PollPosition(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
+def poll_xids(seen: PgSnapshot, next_xid: int) -> PollXids:
+    """Return the ids of a poll's snapshot; `next_xid`: the low 32 bits of the next id."""
+    return PollXids(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
 
 
 async def scan_table(
@@ -136,8 +142,8 @@ async def scan_table(
 
     Raises psycopg.Error, TableChangedError (the columns differ from the description), TableError.
     """
-    polled, moment = scan.polled, now.moment
-    if moment.next - scan.progress.below > MAX_AGE:
+    polled, ids = scan.polled, now.ids
+    if ids.next - scan.progress.below > MAX_AGE:
         raise TableError(
             polled.table.id,
             "more than 2 billion transactions have passed since it was polled",
@@ -147,17 +153,17 @@ async def scan_table(
     await ensure_described(connection, polled.table)
     if scan.is_whole or not shape.is_indexed or scan.progress.floor is None:
         scan.is_whole = True
-        async with aclosing(_whole(connection, scan, moment)) as found:
+        async with aclosing(_whole(connection, scan, ids)) as found:
             async for rows in found:
                 yield scan.saw(rows)
         scan.peak = await _peak(connection, polled, shape)
-        scan.progress = scan.progress.after_whole(moment, _all(scan.found), scan.peak)
+        scan.progress = scan.progress.after_whole(ids, _all(scan.found), scan.peak)
     else:
-        async with aclosing(_near(connection, scan, moment, shape)) as found:
+        async with aclosing(_near(connection, scan, ids, shape)) as found:
             async for rows in found:
                 yield scan.saw(rows)
         scan.peak = await _peak(connection, polled, shape)
-        scan.progress = scan.progress.after_near(moment, _all(scan.found))
+        scan.progress = scan.progress.after_near(ids, _all(scan.found))
     scan.progress = replace(scan.progress, lsn=await _shown(connection, now))
     _ensure_short(polled, scan.progress)
 
@@ -170,12 +176,12 @@ async def first_progress(
     Raises psycopg.Error.
     """
     shape = await _locked_shape(connection, polled)
-    recent = SeenXids(now.moment.oldest).unseen(now.moment)
+    recent = SeenXids(now.ids.oldest).unseen(now.ids)
     cursor = await connection.execute(xids_query(polled, shape, recent))
     ages = [age for (age,) in await cursor.fetchall()]
     peak = await _peak(connection, polled, shape)
-    xids = now.moment.next - np.array(ages, np.int64)
-    progress = PollProgress.initial(now.moment, xids, peak, polled)
+    xids = now.ids.next - np.array(ages, np.int64)
+    progress = PollProgress.initial(now.ids, xids, peak, polled)
     progress = replace(progress, lsn=await _shown(connection, now))
     _ensure_short(polled, progress)
     return progress
@@ -213,13 +219,13 @@ async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -
 
 
 async def _whole(
-    connection: LivenessCheckedConnection, scan: TablePoll, moment: PollPosition
+    connection: LivenessCheckedConnection, scan: TablePoll, ids: PollXids
 ) -> AsyncGenerator[FoundRows, None]:
     """Scan the blocks of the table and its partitions, a range at a time."""
-    if scan.progress.is_current(moment):
+    if scan.progress.is_current(ids):
         return
     column = None if scan.polled.by is None else sql.Identifier(scan.polled.by)
-    condition = scan.progress.whole_condition(column, moment)
+    condition = scan.progress.whole_condition(column, ids)
     for leaf in await leaves_of(connection, scan.polled.table):
         if leaf.is_whole:
             ranges = [BlockRange(leaf.schema, leaf.name, is_whole=True, oid=leaf.oid)]
@@ -236,24 +242,24 @@ async def _whole(
             await lock_table(connection, scan.polled.table, ranges[0], scan.polled.others)
         for blocks in ranges:
             query = scan_query(scan.polled, condition, blocks.relation, bounds=blocks.bounds)
-            async with aclosing(_copy(connection, scan, query, moment)) as found:
+            async with aclosing(_copy(connection, scan, query, ids)) as found:
                 async for rows in found:
                     yield rows
 
 
 async def _near(
-    connection: LivenessCheckedConnection, scan: TablePoll, moment: PollPosition, shape: PolledShape
+    connection: LivenessCheckedConnection, scan: TablePoll, ids: PollXids, shape: PolledShape
 ) -> AsyncGenerator[FoundRows, None]:
     """Scan the index from the floor on, a page at a time."""
     assert scan.polled.by is not None
     column = sql.Identifier(scan.polled.by)
-    condition = scan.progress.near_condition(column, moment)
+    condition = scan.progress.near_condition(column, ids)
     after: str | None = None
     while True:
         near = NearRows(scan.page_rows, after)
         query = scan_query(scan.polled, condition, shape.relation_of(scan.polled), near=near)
         count = 0
-        async with aclosing(_copy(connection, scan, query, moment, is_near=True)) as found:
+        async with aclosing(_copy(connection, scan, query, ids, is_near=True)) as found:
             async for rows in found:
                 count += rows.rows.count
                 after = rows.last_cursor
@@ -266,7 +272,7 @@ async def _copy(
     connection: LivenessCheckedConnection,
     scan: TablePoll,
     query: sql.Composed,
-    moment: PollPosition,
+    ids: PollXids,
     *,
     is_near: bool = False,
 ) -> AsyncGenerator[FoundRows, None]:
@@ -279,7 +285,7 @@ async def _copy(
             refuse_too_large(polled.table.id, block.largest_bytes, limit_bytes)
             rows = cutter.feed(block.buffer, block.starts, block.ends)
             if rows is not None:
-                yield FoundRows.from_copy(polled, rows, moment.next)
+                yield FoundRows.from_copy(polled, rows, ids.next)
     cutter.finish()
 
 

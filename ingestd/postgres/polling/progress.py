@@ -59,8 +59,8 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class PollPosition:
-    """A poll's place among the source's transactions, by 64-bit ids.
+class PollXids:
+    """The 64-bit transaction ids that a poll's snapshot is bounded by.
 
     `oldest`: no transaction below it runs. `end`: none at or above it has ended. `next`: the id
     from which ``age(xmin)`` counts back in the poll's transaction.
@@ -86,22 +86,22 @@ class SeenXids:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_more(self, moment: PollPosition, *more: FullXids) -> SeenXids:
+    def with_more(self, ids: PollXids, *more: FullXids) -> SeenXids:
         """Return these after a poll that read rows of `more`, and perhaps of some of these."""
-        below = max(self.below, moment.oldest)
+        below = max(self.below, ids.oldest)
         xids = np.unique(np.concatenate([self.xids, *more]))
         return SeenXids(below, xids[xids >= below])
 
-    def unseen(self, moment: PollPosition) -> sql.Composable:
+    def unseen(self, ids: PollXids) -> sql.Composable:
         """Return the SQL condition for rows of other transactions, as true or false.
 
         An age below 0 belongs to a row so old that its id has wrapped around.
         """
-        oldest_age = min(max(moment.next - self.below, -1), MAX_AGE)
+        oldest_age = min(max(ids.next - self.below, -1), MAX_AGE)
         condition = sql.SQL("pg_catalog.age(xmin) BETWEEN 0 AND {}").format(sql.Literal(oldest_age))
         if not len(self.xids):
             return condition
-        ages = ",".join(str(age) for age in (moment.next - self.xids).tolist())
+        ages = ",".join(str(age) for age in (ids.next - self.xids).tolist())
         return sql.SQL("({} AND NOT pg_catalog.age(xmin) = ANY ({}::pg_catalog.int4[]))").format(
             condition, sql.Literal("{" + ages + "}")
         )
@@ -133,11 +133,11 @@ class PollProgress:
 
     @classmethod
     def initial(
-        cls, moment: PollPosition, xids: FullXids, peak: str | None, polled: PolledTable
+        cls, ids: PollXids, xids: FullXids, peak: str | None, polled: PolledTable
     ) -> PollProgress:
         """Return the progress after a table has been read: its rows' `xids`, highest cursor."""
-        seen = SeenXids().with_more(moment, xids)
-        return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted)
+        seen = SeenXids().with_more(ids, xids)
+        return cls(seen, seen, peak, peak, ids.end, polled.by, polled.deleted)
 
     @property
     def is_too_long(self) -> bool:
@@ -160,18 +160,18 @@ class PollProgress:
         newest = (int(x) for seen in (self.whole, self.last) for x in seen.xids[-1:])
         return max(self.whole.below, self.last.below, self.ahead_end, *newest)
 
-    def is_current(self, moment: PollPosition) -> bool:
+    def is_current(self, ids: PollXids) -> bool:
         """Return whether nothing can have been written since the last full scan."""
-        return self.whole.below >= moment.end
+        return self.whole.below >= ids.end
 
-    def after_near(self, moment: PollPosition, found: FullXids) -> PollProgress:
+    def after_near(self, ids: PollXids, found: FullXids) -> PollProgress:
         """Return the progress after a near scan that read rows of these transactions."""
-        return replace(self, last=self.last.with_more(moment, found))
+        return replace(self, last=self.last.with_more(ids, found))
 
-    def after_whole(self, moment: PollPosition, found: FullXids, peak: str | None) -> PollProgress:
+    def after_whole(self, ids: PollXids, found: FullXids, peak: str | None) -> PollProgress:
         """Return the progress after a full scan that read rows of these transactions."""
-        seen = self.whole.with_more(moment, self.last.xids, found)
-        if moment.oldest < self.ahead_end:
+        seen = self.whole.with_more(ids, self.last.xids, found)
+        if ids.oldest < self.ahead_end:
             return replace(self, whole=seen, last=seen)
         return replace(
             self,
@@ -179,7 +179,7 @@ class PollProgress:
             last=seen,
             floor=self.ahead,
             ahead=peak,
-            ahead_end=moment.end,
+            ahead_end=ids.end,
         )
 
     def by(self, cursor: str | None) -> PollProgress:
@@ -192,21 +192,19 @@ class PollProgress:
             return self
         return replace(self, last=self.whole, floor=None, ahead=None, ahead_end=0, cursor=cursor)
 
-    def near_condition(self, cursor: sql.Composable, moment: PollPosition) -> sql.Composable:
+    def near_condition(self, cursor: sql.Composable, ids: PollXids) -> sql.Composable:
         """Return the SQL condition of a near scan. Only with a `floor`."""
         return sql.SQL("{} >= {} AND {}").format(
-            cursor, sql.Literal(self.floor), self.last.unseen(moment)
+            cursor, sql.Literal(self.floor), self.last.unseen(ids)
         )
 
-    def whole_condition(
-        self, cursor: sql.Composable | None, moment: PollPosition
-    ) -> sql.Composable:
+    def whole_condition(self, cursor: sql.Composable | None, ids: PollXids) -> sql.Composable:
         """Return the SQL condition of a full scan."""
-        unseen = self.whole.unseen(moment)
+        unseen = self.whole.unseen(ids)
         if cursor is None or self.floor is None or self.last == self.whole:
             return unseen
         return sql.SQL("{} AND ({} >= {} AND NOT {}) IS NOT TRUE").format(
-            unseen, cursor, sql.Literal(self.floor), self.last.unseen(moment)
+            unseen, cursor, sql.Literal(self.floor), self.last.unseen(ids)
         )
 
     # --- as text -----------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Relations:
         self._resolved: dict[int, tuple[Relation, Table | None]] = {}
         self._looking_up: set[asyncio.Task[Table | None]] = set()
         self.noticed = asyncio.Event()
-        self._left_out: set[TableId] = set()
+        self._interrupted: set[TableId] = set()
 
     def use_tables(
         self, tables: Iterable[Table], dropped: Collection[tuple[int, TableId]] = ()
@@ -63,13 +63,13 @@ class Relations:
         self._kept = {t.oid: t for t in tables}
         self._resolved = {}
 
-    def take_left_out(self) -> frozenset[TableId]:
+    def take_interrupted(self) -> frozenset[TableId]:
         """Return, once, the captured tables whose changes are left out from some message on.
 
         Their columns at that message don't satisfy the config.
         """
-        left_out, self._left_out = frozenset(self._left_out), set()
-        return left_out
+        interrupted, self._interrupted = frozenset(self._interrupted), set()
+        return interrupted
 
     def resolve(self, relation: Relation) -> Table | None:
         """Return the table with the message's columns; None if it is not captured. Blocks."""
@@ -142,7 +142,7 @@ class Relations:
         try:
             table = await self._describe(relation, kept.id)
         except TableError:  # the config can't be satisfied now: the next discovery reports it
-            self._left_out.add(kept.id)
+            self._interrupted.add(kept.id)
             self.noticed.set()
             return None
         if relation.id != kept.id or _definition(table) != _definition(kept):

@@ -69,7 +69,7 @@ class SlotConfirmation:
 
     @property
     def _floor(self) -> Lsn:
-        """Where the slot is at least."""
+        """The lowest position that the slot can be at."""
         return max(self._slot_at, self.confirmed)
 
     def record_received(self, position: Lsn) -> None:

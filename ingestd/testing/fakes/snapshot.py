@@ -77,7 +77,7 @@ class FakeSnapshot:
         self._files = {t.id: database.filenode(t.id) for t in tables}
         self._splits: dict[TableId, list[str]] = {}
         self._given: Counter[TableId] = Counter()
-        self._left_out: set[TableId] = set()
+        self._abandoned: set[TableId] = set()
         self._taken: list[PgSnapshot] = []
         self._newest = database.visibility()
 
@@ -90,15 +90,15 @@ class FakeSnapshot:
                     several = splits[first : first + self._reach.splits]
                     taken = [(split, self._read_split(table, split)) for split in several]
                     for split, page in reversed(taken):
-                        if table.id not in self._left_out:
+                        if table.id not in self._abandoned:
                             yield page
                             self._given[table.id] += 1
                             self._taken = self._taken[:-1]
                             yield SplitRead(table.id, split)
             except TableError as error:
-                self._left_out.add(table.id)
+                self._abandoned.add(table.id)
                 yield error
-            if table.id not in self._left_out:
+            if table.id not in self._abandoned:
                 yield TableRead(table.id)
 
     async def rows_of(
@@ -120,9 +120,9 @@ class FakeSnapshot:
 
     def abandon(self, table: TableId) -> None:
         """Stop returning pages of a table."""
-        self._left_out.add(table)
+        self._abandoned.add(table)
 
-    def progress(self, table: TableId) -> float:
+    def ratio_read(self, table: TableId) -> float:
         """Return the share of splits that were returned."""
         return self._given[table] / max(1, len(self._splits.get(table, ())))
 

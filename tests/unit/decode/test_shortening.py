@@ -16,7 +16,7 @@ from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.decode.pgoutput.shortening import (
     CopiedChange,
     StreamedChange,
-    columns_left_out,
+    omitted_bytes,
 )
 from ingestd.decode.wire.backend_messages import MOST_ASIDE_BYTES, MOST_BYTES, Cutter
 from ingestd.decode.wire.shortener import Shortener
@@ -41,15 +41,15 @@ def shortened(shortener: Shortener, content: bytes, cuts: list[int]) -> list[byt
 
 def plainly(values: list[object], room: int) -> tuple[list[object], dict[int, int], int]:
     """Leave out what does not fit, value by value."""
-    kept, left_out = [], {}
+    kept, omitted = [], {}
     for column, value in enumerate(values):
         if isinstance(value, bytes) and len(value) > room:
-            left_out[column] = len(value)
+            omitted[column] = len(value)
             kept.append(pgoutput.UNCHANGED)
             continue
         room -= len(value) if isinstance(value, bytes) else 0
         kept.append(value)
-    return kept, left_out, room
+    return kept, omitted, room
 
 
 @given(
@@ -65,12 +65,12 @@ def test_what_fits_is_kept_whatever_the_pieces(
     in_segment: bool, is_copied: bool,
 ) -> None:  # fmt: skip
     new = [*new, b"x" * 40]  # at least as long as what is read at once
-    left_out: dict[int, int] = {}
+    omitted: dict[int, int] = {}
     room, kept_old = ROOM, None
     if old is not None:
-        kept_old, left_out, room = plainly(old, room)
+        kept_old, omitted, room = plainly(old, room)
     kept_new, more, _ = plainly(new, room)
-    left_out = {n: left_out.get(n, 0) + more.get(n, 0) for n in {*left_out, *more}}
+    omitted = {n: omitted.get(n, 0) + more.get(n, 0) for n in {*omitted, *more}}
 
     def sent(message: bytes) -> bytes:
         message = message[:1] + XID + message[1:] if in_segment else message
@@ -85,7 +85,7 @@ def test_what_fits_is_kept_whatever_the_pieces(
     message = told[6:] if is_copied else told[25:]
     message = message[:1] + message[5:] if in_segment else message
     assert message[:5] == b"L" + struct.pack(">I", OID)
-    assert columns_left_out(message) == left_out
+    assert omitted_bytes(message) == omitted
 
 
 @given(st.binary(max_size=120), st.sampled_from([HEADER, b"", b"\0\1\0\0\0\1", HEADER + b"I"]))
@@ -101,7 +101,7 @@ def test_an_old_tuple_of_one_null_is_none_of_a_segment() -> None:
     change = pgoutput.update(OID, [b"x" * 99], [None], "O")
     found, told = shortened(StreamedChange(ROOM), HEADER + change, [])
     assert found[25:] == pgoutput.update(OID, [pgoutput.UNCHANGED], [None], "O")
-    assert columns_left_out(told[25:]) == {0: 99}
+    assert omitted_bytes(told[25:]) == {0: 99}
 
 
 def test_the_header_of_a_copy_stays_before_its_first_row() -> None:

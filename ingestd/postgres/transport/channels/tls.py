@@ -1,5 +1,7 @@
 """Reading and writing the TLS session of a connection without libpq.
 
+`connection/tls.py` decides whether a connection must be encrypted, and its server verified.
+
 libpq returns its session (`PQsslStruct`), which is passed to the OpenSSL that libpq uses: its
 functions are looked up where the linker found them for libpq. While libpq is idle, it has consumed
 all decrypted bytes. A call decrypts one record and never waits: the session reads the socket

@@ -160,7 +160,7 @@ class PartFailedError(Exception):
 
 
 class Drain:
-    """One drain of a slot's backlog. Created by `begin`; always `close` it.
+    """One drain of a slot's backlog. Created by `start`; always `close` it.
 
     Closing drops the temporary slots. Raises psycopg.Error; PartFailedError; ProtocolError.
     `reread_bytes`: nonzero if it was given up because each part would re-read so much.

@@ -1,4 +1,4 @@
-"""A backlog cut into parts that several temporary slots drain at the same time.
+"""A backlog cut into parts, which several temporary slots drain at the same time (`drain.py`).
 
 A transaction belongs to the part in which its commit record starts (its commit_lsn). A call of the
 SQL functions up to a bound returns all transactions whose commit record starts below it; a slot
@@ -50,11 +50,11 @@ class BacklogPart:
         return self.most_messages > 0
 
     def up_to(self, position: Lsn) -> BacklogPart:
-        """Return the transactions of this segment below `position`."""
+        """Return the transactions of this part below `position`."""
         return replace(self, end=position)
 
     def after(self, position: Lsn) -> BacklogPart:
-        """Return the transactions of this segment at `position` or above."""
+        """Return the transactions of this part at `position` or above."""
         return replace(self, begin=position)
 
 
