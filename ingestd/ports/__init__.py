@@ -11,8 +11,7 @@ The order of calls in a source's life, and the component that advances each posi
       -> sink.write_lake_id -> sink.fence -> capture.discover -> capture.continuity -> sink.adopt
       -> capture.prepare -> capture.snapshot -> capture.live ... capture.confirm -> close
 
-    received    the capture, as bytes arrive
-    delivered   the decoder, at a commit, or between transactions: ChangeSet.position
+    received    the capture, at a commit, or between transactions: ChangeSet.position
     durable     the sink, when EpochWriter.commit or Sink.advance returns
     confirmed   the pipeline alone, by ChangeCapture.confirm, and only to a durable position (I1)
 

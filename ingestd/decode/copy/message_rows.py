@@ -1,4 +1,4 @@
-"""Unpacking of a binary COPY with one message per row, vectorized.
+"""Unpacking of a binary COPY with one replication message per row (a drain), vectorized.
 
 Source: PostgreSQL documentation, COPY, "Binary Format".
 """
