@@ -107,7 +107,7 @@ def an_older_copy(_shop: Database, lake: Path, older: Path) -> None:
     shutil.copytree(older, lake)
 
 
-def an_older_copy_without_marker(_shop: Database, lake: Path, older: Path) -> None:
+def an_older_copy_without_id(_shop: Database, lake: Path, older: Path) -> None:
     shutil.rmtree(lake)
     shutil.copytree(older, lake)
     (lake / "_ingestd.json").unlink()
@@ -119,7 +119,7 @@ KINDS = {
     "without_the_source": (without_the_source, "has nothing of this source"),
     "another_lake": (another_lake, "has nothing of this source"),
     "older": (an_older_copy, "older copy"),
-    "older_unmarked": (an_older_copy_without_marker, "older copy"),
+    "older_unmarked": (an_older_copy_without_id, "older copy"),
 }
 
 
@@ -528,12 +528,12 @@ def test_an_unreadable_marker_is_refused_and_never_overwritten(
     daemon.start_ready()
     assert_equal(shop, lake)
     assert daemon.sigterm() == 0
-    marker = lake / "_ingestd.json"
-    whole = marker.read_bytes()
+    id_file = lake / "_ingestd.json"
+    whole = id_file.read_bytes()
     before = confirmed(shop)
     for name, (damage, told) in DAMAGES.items():
-        marker.unlink()
-        damage(marker)
+        id_file.unlink()
+        damage(id_file)
         there = content(lake)
         if name in {"newer", "garbage"}:
             for command in (
@@ -551,11 +551,11 @@ def test_an_unreadable_marker_is_refused_and_never_overwritten(
         assert "_ingestd.json" in failed["reason"]
         assert daemon.sigterm() == 0
         assert content(lake) == there, name
-        if marker.is_dir():
-            marker.rmdir()
+        if id_file.is_dir():
+            id_file.rmdir()
         else:
-            marker.unlink()
-        marker.write_bytes(whole)
+            id_file.unlink()
+        id_file.write_bytes(whole)
     assert confirmed(shop) == before
     daemon.start_ready()
     assert_equal(shop, lake)

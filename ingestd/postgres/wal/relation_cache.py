@@ -64,7 +64,7 @@ class Relations:
         self._resolved = {}
 
     def take_interrupted(self) -> frozenset[TableId]:
-        """Return, once, the captured tables whose changes are left out from some message on.
+        """Return, once, the captured tables whose changes are missing from some message on.
 
         Their columns at that message don't satisfy the config.
         """
