@@ -291,7 +291,7 @@ class DeltaLake:
         `EpochWriter.commit` does.
         """
         raw = self.raw_table(table.id)
-        schema = raw.planned_schema_for(raw_schema(table))
+        schema = raw.plan_schema_for(raw_schema(table))
         await self.jobs.run(self._load_table, raw, table, schema, fragments, watermark)
         before = self._unlisted.get(table.id)
         self._unlisted[table.id] = unlisted if before is None else before.with_more(unlisted)

@@ -97,7 +97,7 @@ class DeltaEpochWriter:
         if rows.num_rows == 0 and batch.resume is None:
             return
         rows = with_epoch(rows, self._number)
-        schema = raw.planned_schema_for(rows.schema)
+        schema = raw.plan_schema_for(rows.schema)
         part = self._parts.get(table)
         if part is None:
             part = self._parts[table] = _TablePart(

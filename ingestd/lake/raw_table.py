@@ -83,7 +83,7 @@ class RawTable:
     """The raw table of one source table.
 
     `planned_schema` is the lake's, now or after the epochs being filled: it only grows. `log` is
-    for worker threads, `planned_schema_for` for the event loop.
+    for worker threads, `plan_schema_for` for the event loop.
     """
 
     def __init__(self, table: TableId, log: AppendLog) -> None:
@@ -200,8 +200,8 @@ class RawTable:
                 found.append(key_rows(table, rows).append_column("_cdc_unchanged", unchanged))
         return found
 
-    def planned_schema_for(self, rows: pa.Schema) -> pa.Schema:
-        """Return the schema that the table must have for such rows. Raise TableError."""
+    def plan_schema_for(self, rows: pa.Schema) -> pa.Schema:
+        """Plan the schema that the table must have for such rows; return it. Raise TableError."""
         if self._planned_for is None or not self._planned_for.equals(rows):
             try:
                 self.planned_schema = evolved(self.planned_schema, rows)

@@ -73,12 +73,13 @@ class FillingEpoch:
     """The contents of `writer` so far.
 
     `start`: the end of the previous epoch. `floor`: the epoch must not close below this, the
-    highest watermark in the lake (I4). `has_snapshot_rows`: it closes only above `start`, so that
-    the app transactions of its raw tables grow. `snapshot_ids`: snapshots whose last rows are in
-    it, `splits`: those of snapshots; `has_unlisted_rows`: the lake already has rows of it
-    (`LakeState.unlisted`), which need no replay; `commit_times`: those set by this server's clock;
-    `replicated`: count of transactions with another server's; `awaits`: snapshots that it must
-    contain before it closes, unless it holds `patience_bytes`. Times are monotonic seconds.
+    highest watermark in the lake (I4). `has_snapshot_rows`: it has rows of snapshots, so it closes
+    only above `start`: the app transactions of its raw tables must grow. `snapshot_ids`, `splits`:
+    the snapshots and the splits whose last rows are in it; `has_unlisted_rows`: the lake already
+    has rows of it (`LakeState.unlisted`), which need no replay; `commit_times`: those set by this
+    server's clock; `replicated`: count of transactions with another server's; `awaits`: snapshots
+    that it must contain before it closes, unless it holds `patience_bytes`. Times are monotonic
+    seconds.
     """
 
     writer: EpochWriter

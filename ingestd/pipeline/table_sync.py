@@ -47,8 +47,8 @@ from ingestd.ports import ChangeCapture, Sink, Snapshot
 
 MAX_READS = 8
 """Maximum number of started reads: some wait for transactions (`SnapshotPolicy.at_once` read)."""
-FORGET_INTERVAL_S = 15.0
-BURST_S = 0.1
+DROP_INTERVAL_S = 15.0
+BURST_PAUSE_S = 0.1
 POSTPONED_S = 2.0
 """When it is retried after a table was locked, or dropped meanwhile."""
 RETRIES = Backoff(1.0, 30.0)
@@ -169,7 +169,7 @@ class TableSync:
                     ).items():
                         await enqueue(Page(self._missed(name), _now(), snapshot_id))
                 await self._until_tables_change()
-                await asyncio.sleep(BURST_S)  # catalog changes often come in bursts
+                await asyncio.sleep(BURST_PAUSE_S)  # catalog changes often come in bursts
                 await self._discover()
                 if not self._reads_existing_rows:
                     await self.capture_without_reading()
@@ -313,9 +313,9 @@ class TableSync:
         return max(self._durable(), self.barrier.position)
 
     async def _drop_visible_xids(self) -> None:
-        """Periodically forget the transactions that every session sees."""
+        """Periodically drop the transactions that every session sees."""
         while True:
-            await asyncio.sleep(FORGET_INTERVAL_S)
+            await asyncio.sleep(DROP_INTERVAL_S)
             if self._appender.delivered.count:
                 with contextlib.suppress(TransientError):  # `health` reports lasting faults
                     self._appender.delivered.drop_visible(await self._capture.current_snapshot())

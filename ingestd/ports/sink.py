@@ -139,7 +139,7 @@ class LakeMaintenance(Protocol):
 
 
 class Sink(ChangeLog, Protocol):
-    """The lake of one source. `check_interval_s`: how often `ensure_exists` may be called."""
+    """The lake of one source. `check_interval_s`: the time between calls of `ensure_exists`."""
 
     @property
     def check_interval_s(self) -> float: ...

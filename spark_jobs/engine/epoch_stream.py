@@ -6,7 +6,7 @@ several tables in parallel, then adds a cut to the log. A table's own commits re
 may be lost, and a job may be killed between any two commits: a table that has reached the epoch is
 not moved again. States of a table, as of the batch's last epoch::
 
-    incomplete --(`_tables`: live)--> behind --move--> moved --(changed in a later epoch)--> behind
+    incomplete --(`_tables`: live)--> behind --move--> current --(changed later)--> behind
         ^                               | fault
         +-- snapshot or gap             +----> stopped: retried with the next batch
 

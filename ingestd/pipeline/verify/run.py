@@ -50,8 +50,8 @@ class PollingTolerance:
 class Verification:
     """Verifies tables of one source, one after the other.
 
-    `polling`: of polled tables; the lake gets the changes of others as they happen. `where` begins
-    an error's text.
+    `polling`: of each polled table; the lake gets the changes of others as they happen. `where`
+    begins an error's text.
     """
 
     def __init__(

@@ -34,9 +34,9 @@ __all__ = ["FakeCapture", "FakeChange", "FakeDatabase", "FakeTransaction"]
 class FakeCapture:
     """A ChangeCapture of a `FakeDatabase`.
 
-    `change_set_rows`: larger transactions are delivered in several, open change sets. `in_chunks`:
-    tables are read incrementally. `reach`: the sizes of splits. `make_snapshot`: creates a
-    `FakeSnapshot`.
+    `change_set_rows`: larger transactions are delivered in several, open change sets.
+    `is_incremental`: tables are read incrementally. `reach`: the sizes of splits. `make_snapshot`:
+    creates a `FakeSnapshot`.
     """
 
     supports_replay = True
@@ -47,11 +47,11 @@ class FakeCapture:
         database: FakeDatabase,
         *,
         change_set_rows: int = 1000,
-        in_chunks: bool = False,
+        is_incremental: bool = False,
         reach: Reach | None = None,
     ) -> None:
         self.database = database
-        self._in_chunks = in_chunks
+        self._is_incremental = is_incremental
         self._reach = reach or Reach()
         self._change_set_rows = change_set_rows
         self.tables: dict[TableId, Table] = {}
@@ -126,7 +126,7 @@ class FakeCapture:
     ) -> frozenset[TableId]:
         """Return all tables with a key, or none."""
         del initial
-        return frozenset(t.id for t in tables if t.identifying and self._in_chunks)
+        return frozenset(t.id for t in tables if t.identifying and self._is_incremental)
 
     async def snapshot(
         self,

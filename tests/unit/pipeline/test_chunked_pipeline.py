@@ -175,7 +175,7 @@ class Source:
         capture = FakeCapture(
             self.base,
             change_set_rows=rng.choice([1, 1000]),
-            in_chunks=True,
+            is_incremental=True,
             reach=Reach(blocks=rng.choice([1, 2]), splits=rng.choice([1, 2])),
         )
         settings = replace(policy(), snapshots=self.snapshots)
@@ -253,7 +253,7 @@ async def test_a_row_that_is_read_twice_has_two_positions() -> None:
     for key in range(BLOCKS):
         row = {"id": key, "note": "old", "big": "big"}
         base.commit(FakeChange(T.id, "c", row, block=key))
-    capture = FakeCapture(base, in_chunks=True, reach=Reach(blocks=1))
+    capture = FakeCapture(base, is_incremental=True, reach=Reach(blocks=1))
     capture.make_snapshot = ReadTwice
     async with running(base, disk, settings=settings, capture=capture):
         await until(lambda: settled(base, disk))

@@ -38,7 +38,7 @@ class HeldCapture(FakeCapture):
     """Waits before it chooses how tables are read, and before it takes their snapshot."""
 
     def __init__(self, base: FakeDatabase) -> None:
-        super().__init__(base, in_chunks=True)
+        super().__init__(base, is_incremental=True)
         self.may_choose, self.may_read = asyncio.Event(), asyncio.Event()
         self.may_choose.set()
         self.may_read.set()
