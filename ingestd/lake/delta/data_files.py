@@ -65,12 +65,19 @@ class DataFileReader:
     """An open data file. `path`: shown in errors. Raises OddFileError if it is not believed."""
 
     def __init__(
-        self, source: pa.NativeFile, path: str, rows: object = None, *, is_remote: bool = False
+        self,
+        source: pa.NativeFile,
+        path: str,
+        rows: object = None,
+        *,
+        is_remote: bool = False,
+        most_bytes: int = MOST_FILE_BYTES,
     ) -> None:
         self._source = source
         self._path = path
         self._nbytes = source.size()
         self._decoded_bytes = 0
+        self._most_bytes = max(most_bytes, MOST_RATIO * self._nbytes)
         self._ensure_footer()
         self.metadata: Any = pq.read_metadata(source)
         self._ensure_rows(rows)
@@ -129,7 +136,7 @@ class DataFileReader:
             ):
                 batch = plain(found)
                 self._decoded_bytes += max(batch.nbytes, batch.num_rows)
-                if self._decoded_bytes > max(MOST_FILE_BYTES, MOST_RATIO * self._nbytes):
+                if self._decoded_bytes > self._most_bytes:
                     raise self._refused(f"has more than {self._decoded_bytes} bytes of rows")
                 yield batch
 
@@ -204,14 +211,14 @@ def _chunks(group: Any) -> list[Any]:  # noqa: ANN401 - pyarrow has no types
 
 
 def _width(leaf: Any, chunk: Any) -> int:  # noqa: ANN401 - pyarrow has no types
-    """Return the most bytes that a value takes; of a text, as far as the footer tells."""
+    """Return the most bytes that a value takes; of a text, as far as the footer states it."""
     if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
         return int(leaf.length)
     if leaf.physical_type != "BYTE_ARRAY":
         return _WIDTHS.get(leaf.physical_type, _OFFSET_BYTES)
     if _has_dictionary(chunk) or _PREFIXES in chunk.encodings:
         return int(chunk.total_uncompressed_size) + _OFFSET_BYTES
-    return _OFFSET_BYTES  # each value is there in full
+    return _OFFSET_BYTES  # the file has each value in full
 
 
 def _has_dictionary(chunk: Any) -> bool:  # noqa: ANN401 - pyarrow has no types

@@ -76,7 +76,7 @@ def test_plain_rows_can_be_filtered_taken_and_compared(
         assert pc.equal(batch["v"], "a").to_pylist()[0]
 
 
-def test_parquet_files_are_read_only_in_bounded_batches_of_plain_types() -> None:
+def test_parquet_is_read_in_bounded_batches_of_plain_types() -> None:
     """By `DataFileReader`; `log_nesting` checks texts of a checkpoint, which has no size yet."""
     root = Path(__file__).parents[4]
     readers = {

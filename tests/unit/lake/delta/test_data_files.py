@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingestd.lake.delta import data_files
-from ingestd.lake.delta.data_files import BATCH_BYTES, open_parquet
+from ingestd.lake.delta.data_files import BATCH_BYTES, DataFileReader, open_parquet
+from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import FolderError
@@ -113,15 +113,12 @@ def test_what_is_decoded_at_once_is_limited(tmp_path: Path, kind: str) -> None:
         next(file.batches())
 
 
-def test_rows_that_never_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_files, "MOST_FILE_BYTES", 1 << 20)
-    monkeypatch.setattr(data_files, "MOST_RATIO", 10)
-    pq.write_table(pa.table({"v": equal(LONG, ROWS)}), tmp_path / "f", compression="zstd")
-    with (
-        pytest.raises(FolderError, match="f has more than"),
-        open_parquet(LocalStore(tmp_path, Fsync()), "f") as file,
-    ):
-        list(file.batches())
+def test_rows_that_never_end_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"v": equal(LONG * 10, ROWS)}), tmp_path / "f", compression="zstd")
+    with LocalStore(tmp_path, Fsync()).open("f") as source:
+        file = DataFileReader(source, "f", most_bytes=1 << 20)
+        with pytest.raises(OddFileError, match="has more than"):
+            list(file.batches())
 
 
 def test_rows_other_than_the_log_has_are_refused(tmp_path: Path) -> None:
