@@ -169,7 +169,11 @@ def in_name_order(arrow: pa.DataType) -> pa.DataType:
 
 
 def lake_type_name(arrow: pa.DataType) -> str:
-    """Return the name of the lake type for an Arrow type of a raw table. Raises TypeError."""
+    """Return the name of the lake type for an Arrow type of a raw table. Raises TypeError.
+
+    It is a part of Spark's DDL: fields whose names are not plain, which are a composite type's
+    attributes, are quoted.
+    """
     simple = _TYPE_NAMES.get(arrow)
     if simple is not None:
         return simple
@@ -180,10 +184,18 @@ def lake_type_name(arrow: pa.DataType) -> str:
     if pa.types.is_map(arrow):
         return f"map<{lake_type_name(arrow.key_type)},{lake_type_name(arrow.item_type)}>"
     if pa.types.is_struct(arrow):
-        return "struct<" + ",".join(f"{f.name}:{lake_type_name(f.type)}" for f in arrow) + ">"
+        return (
+            "struct<" + ",".join(f"{_field(f.name)}:{lake_type_name(f.type)}" for f in arrow) + ">"
+        )
     msg = f"no Delta type for {arrow}"
     raise TypeError(msg)
 
+
+def _field(name: str) -> str:
+    return name if _PLAIN_FIELD.match(name) else "`" + name.replace("`", "``") + "`"
+
+
+_PLAIN_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _TYPE_NAMES = {
     pa.bool_(): "boolean",

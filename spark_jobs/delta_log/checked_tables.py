@@ -26,7 +26,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from ingestd.lake.delta.commit import statistics_of
+from ingestd.lake.delta.log_files import ensure_readable_log
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
+from ingestd.lake.store.plain_files import LOG
 from spark_jobs.delta_log.commits import delta_log, snapshot_of
 from spark_jobs.delta_log.driver_files import (
     VECTOR_ID_LENGTH,
@@ -38,6 +40,8 @@ from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class, option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from ingestd.lake.store.store import Store
 
 _OWN_NAME = r"\A" + OWN_FILE.pattern.removesuffix(r"\Z") + r"\z"
 """OWN_FILE's pattern in Java's syntax."""
@@ -53,6 +57,19 @@ class CheckedTables:
     """
 
     _judged: dict[str, Any] = field(default_factory=dict)
+    _checkpoints: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+
+    def ensure_readable(self, store: Store, folder: str) -> None:
+        """Raise OddFileError if Delta can't read a log, by the daemon's own check of logs.
+
+        (A checkpoint that is nested too deep overflows the stack of a task, which ends the JVM.)
+        Delta refuses deep commits itself, so a log is checked again only for a new checkpoint.
+        """
+        entries = store.entries(f"{folder}/{LOG}", "")
+        found = frozenset((e.name, e.size_bytes) for e in entries if ".checkpoint." in e.name)
+        if self._checkpoints.get(folder) != found:
+            ensure_readable_log(store, folder)
+            self._checkpoints[folder] = found
 
     def rows(self, session: SparkSession, path: str, version: int | None = None) -> DataFrame:
         """Return the rows of a table at a version, by default the newest.

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ingestd.lake.delta.arrow_types import plain
+from ingestd.lake.delta.data_files import DataFileReader
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.plain_files import open_native, open_plain
@@ -65,7 +66,7 @@ def read_parquet(
         inside = name if _is_local(system) else here.name
         root = here.parents[inside.count("/")]
         with open_native(root, inside, depth=0) as source:
-            return _rows(source, columns, max_nbytes)
+            return _rows(source, f"{folder}/{name}", columns, max_nbytes)
 
 
 def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table) -> int:
@@ -106,19 +107,21 @@ def ensure_plain(folder: Path, name: str, uri: str) -> None:
         return  # the reader reports it
 
 
-def _rows(source: pa.NativeFile, columns: Sequence[str] | None, max_nbytes: int) -> pa.Table:
-    # (Spark writes timestamps in nanoseconds, which only cover the years 1677 to 2262)
-    with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
-        schema = file.schema_arrow
-        chosen = None if columns is None else [c for c in columns if c in schema.names]
-        nbytes = 0
-        found = []
-        for batch in file.iter_batches(_BATCH_ROWS, columns=chosen):
-            nbytes += batch.nbytes
-            if nbytes > max_nbytes:
-                raise TooLargeError
-            found.append(plain(batch))
-        return pa.Table.from_batches(found) if found else plain(file.read(columns=chosen))
+def _rows(
+    source: pa.NativeFile, path: str, columns: Sequence[str] | None, max_nbytes: int
+) -> pa.Table:
+    file = DataFileReader(source, path)
+    schema = file.schema
+    chosen = [c for c in (schema.names if columns is None else columns) if c in schema.names]
+    nbytes = 0
+    found = []
+    for batch in file.batches(chosen, most_rows=_BATCH_ROWS):
+        nbytes += batch.nbytes
+        if nbytes > max_nbytes:
+            raise TooLargeError
+        found.append(plain(batch))
+    empty = pa.schema([schema.field(c) for c in chosen]).empty_table()
+    return pa.Table.from_batches(found) if found else plain(empty)
 
 
 @contextmanager

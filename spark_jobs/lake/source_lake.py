@@ -108,18 +108,18 @@ class SourceLake:
 
     @property
     def epochs_path(self) -> str:
-        """The path of `_epochs`. Raises FolderError behind another user's link."""
+        """The path of `_epochs`. Raises as `raw_path`."""
         return self._path(self._layout.epochs)
 
     @property
     def tables_path(self) -> str:
-        """The path of `_tables`. Raises FolderError behind another user's link."""
+        """The path of `_tables`. Raises as `raw_path`."""
         return self._path(self._layout.tables)
 
     def raw_path(self, table: str) -> str:
         """Return the path of a raw table. Raises TableError for a name too long for a path.
 
-        Raises FolderError behind another user's link.
+        Raises FolderError behind another user's link, and for a log that Delta can't read safely.
         """
         return self._path(self._layout.raw(TableId.parse(table)))
 
@@ -128,6 +128,7 @@ class SourceLake:
         if self._store is not None:
             with storage_faults(path):
                 ensure_own_links(self._store, folder)
+                self.checked.ensure_readable(self._store, folder)
         return path
 
     @cached_property

@@ -24,6 +24,7 @@ from spark_jobs.epochs import latest
 from spark_jobs.history import as_of_lsn
 from spark_jobs.history import main as history_main
 from spark_jobs.lake.source_lake import SourceLake
+from tests.harness.hostile_folder import deep_parquet, plant_checkpoint
 from tests.spark.test_mirror import Mirror, change, mirror, raw, table
 
 if TYPE_CHECKING:
@@ -248,6 +249,23 @@ def insert(raw: RawLake, tables: dict[str, Table], number: int) -> None:
 
 def folder_of(raw: RawLake, name: str) -> Path:
     return Path(raw.uri, "shop/public", name)
+
+
+def test_a_deep_checkpoint_stops_one_table_of_a_mirror(
+    mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would overflow the stack of a task, which ends the JVM: with it the job of all tables."""
+    every = {name: table(name, oid=oid) for oid, name in enumerate(["bad", "fine"], 1)}
+    insert(raw, every, 1)
+    raw.record("live", *every.values())
+    insert(raw, every, 2)
+    plant_checkpoint(folder_of(raw, "bad") / "_delta_log", deep_parquet(200_000))
+    code = mirror.run()
+    printed = capsys.readouterr().err
+    assert list(latest(mirror.spark, mirror.target)) == ["public.fine"], printed
+    assert "its schema is nested too deep" in printed
+    assert code == 1
+    assert [row[0] for row in mirror.rows(every["fine"])] == [1, 2]
 
 
 @pytest.mark.thorough

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from ingestd.decode.lake_column_names import allocate
 from ingestd.demo.spark import stream_read
@@ -14,7 +16,7 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.layout import Layout
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
-from ingestd.model.schema import Column, Table, TableId
+from ingestd.model.schema import Column, Table, TableId, lake_type_name
 from tests.integration.test_names import COLUMNS
 from tests.unit.lake.rows import AT, make_batch, make_table, summary
 from tests.unit.lake.test_registry_table import old_row, write_old_registry
@@ -183,3 +185,12 @@ async def test_a_registry_of_an_earlier_version_has_all_fields(
         (100, ["id", "note"], [None, None], None),
         (200, ["id", "note"], ["id", "note"], ""),
     ]
+
+
+def test_the_name_of_an_attribute_is_only_a_name(spark: SparkSession) -> None:
+    names = ["a:int> COMMENT '', b struct<`c", "d", "select"]
+    kind = lake_type_name(pa.struct([(name, pa.int32()) for name in names]))
+    [found] = spark.createDataFrame([], f"v {kind}").schema
+    assert isinstance(found.dataType, StructType)
+    assert found.dataType.names == names
+    assert spark.range(1).select(f.lit(None).cast(kind)).schema[0].dataType == found.dataType

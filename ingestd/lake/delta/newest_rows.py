@@ -13,19 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from ingestd.lake.delta.arrow_types import plain
+from ingestd.lake.delta.data_files import DataFileReader, open_parquet
 from ingestd.lake.delta.log_files import open_table
-from ingestd.lake.delta.read import (
-    BATCH_ROWS,
-    IN_PARTS,
-    batch_rows,
-    conform,
-    list_files,
-    open_parquet,
-)
+from ingestd.lake.delta.read import conform, list_files
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
 
@@ -55,13 +48,13 @@ def newest_rows(
         for number, (path, high) in enumerate(files):
             if high is not None and found.is_above(high):
                 break
-            with open_parquet(store, f"{folder}/{path}", **IN_PARTS) as parquet:
+            with open_parquet(store, f"{folder}/{path}") as parquet:
                 found.scan_file(parquet, number, order)
         schema = pa.schema(handle.schema().to_arrow())
         rows: dict[Place, dict[str, Any]] = {}
         for number in sorted({place[0] for place in found.places()}):
             path = f"{folder}/{files[number][0]}"
-            with open_parquet(store, path, **IN_PARTS) as parquet:
+            with open_parquet(store, path) as parquet:
                 rows.update(_rows(parquet, number, found.places(), schema))
         return [rows[place] for place in found.places()]
 
@@ -86,19 +79,15 @@ class _Newest:
         """Return whether no row up to `high` can be one of them."""
         return len(self._heap) >= self.limit and (not self._heap or high < self._heap[0][0])
 
-    def scan_file(self, parquet: pq.ParquetFile, number: int, order: tuple[str, str]) -> None:
+    def scan_file(self, parquet: DataFileReader, number: int, order: tuple[str, str]) -> None:
         """Consider the rows of a file."""
-        schema = parquet.schema  # of leaves: a struct before it counts for several
-        index = [schema.column(leaf).path for leaf in range(len(schema))].index(order[0])
         for group in range(parquet.num_row_groups):
-            statistics = parquet.metadata.row_group(group).column(index).statistics
+            statistics = parquet.statistics(group, order[0])
             has_bounds = statistics is not None and statistics.has_min_max
             if has_bounds and self.is_above(statistics.max):
                 continue
             at = 0
-            for batch in parquet.iter_batches(
-                BATCH_ROWS, row_groups=[group], columns=list(order), use_threads=False
-            ):
+            for batch in parquet.batches(order, group):
                 first, second = (plain(batch).column(name).to_numpy() for name in order)
                 for row in np.lexsort((second, first))[-self.limit :]:
                     place = (number, group, at + int(row))
@@ -113,17 +102,14 @@ class _Newest:
 
 
 def _rows(
-    parquet: pq.ParquetFile, number: int, places: Sequence[Place], schema: pa.Schema
+    parquet: DataFileReader, number: int, places: Sequence[Place], schema: pa.Schema
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yield those rows at these places that are in this file."""
-    names = [name for name in schema.names if name in parquet.schema_arrow.names]
+    names = [name for name in schema.names if name in parquet.schema.names]
     for group in sorted({place[1] for place in places if place[0] == number}):
         wanted = {place[2] for place in places if place[:2] == (number, group)}
-        size = batch_rows(parquet, names, group)
         at = 0
-        for batch in parquet.iter_batches(
-            size, row_groups=[group], columns=names, use_threads=False
-        ):
+        for batch in parquet.batches(names, group):
             inside = sorted(row for row in wanted if at <= row < at + batch.num_rows)
             if inside:
                 rows = plain(pa.Table.from_batches([batch])).take([row - at for row in inside])

@@ -5,18 +5,17 @@ They avoid `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the inter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ingestd.lake.delta.arrow_types import conformed
 from ingestd.lake.delta.commit import checked_statistics, statistics_of
+from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.delta.table_features import FILES_BY_NAME
@@ -26,12 +25,6 @@ from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import DamagedError
 from ingestd.model.schema import TableId
 
-BATCH_ROWS = 1 << 15
-BATCH_BYTES = 16 << 20
-"""Limits of a batch: at most this many rows, and fewer if they are large."""
-IN_PARTS = {"buffer_size": 1 << 20, "pre_buffer": False}
-"""Options to read the columns of a file piece by piece. By default a column of a row group is held
-in full, compressed or not."""
 _RELEASED_EVERY = 8
 """Batches after which memory that was allocated for them and freed is returned to the system."""
 _SIZES = range(1 << 50)
@@ -90,13 +83,13 @@ def read_each(
     keep: KeepFile | None = None,
     unless_null: str | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows file by file, as `read_files` does; skip those where `unless_null` is null."""
+    """Yield the rows in batches, as `read_files` does; skip files where `unless_null` is null."""
     with storage_faults(store.uri(folder)):
         for path, statistics, _ in list_files(handle):
             if keep is None or keep(statistics):
-                found = _read_file(store, f"{folder}/{path}", schema, unless_null)
-                if found is not None:
-                    yield conform(found, schema)
+                where, rows = f"{folder}/{path}", statistics.get("numRecords")
+                for batch in _read_file(store, where, schema, rows, unless_null):
+                    yield conform(pa.Table.from_batches([batch]), schema)
 
 
 def read_batches(
@@ -114,59 +107,13 @@ def read_batches(
             return
         whole = pa.schema(handle.schema().to_arrow())
         schema = pa.schema([whole.field(name) for name in columns if name in whole.names])
-        for path, _, _ in list_files(handle):
-            with open_parquet(store, f"{folder}/{path}", **IN_PARTS) as file:
-                present = [name for name in schema.names if name in file.schema_arrow.names]
-                size = batch_rows(file, present)
-                batches = file.iter_batches(size, columns=present, use_threads=False)
-                for number, batch in enumerate(batches, 1):
+        for path, statistics, _ in list_files(handle):
+            with open_parquet(store, f"{folder}/{path}", statistics.get("numRecords")) as file:
+                present = [name for name in schema.names if name in file.schema.names]
+                for number, batch in enumerate(file.batches(present), 1):
                     yield from conform(pa.Table.from_batches([batch]), schema).to_batches()
                     if number % _RELEASED_EVERY == 0:
                         pa.default_memory_pool().release_unused()
-
-
-def batch_rows(
-    file: pq.ParquetFile,
-    names: Sequence[str],
-    group: int | None = None,
-    *,
-    most_rows: int = BATCH_ROWS,
-) -> int:
-    """Return how many rows of a file fit into BATCH_BYTES, by the sizes of these columns.
-
-    `group`: use this row group; by default the one with the largest rows.
-    """
-    groups = range(file.num_row_groups) if group is None else [group]
-    wanted = frozenset(names)
-    row_bytes = max((_row_bytes(file.metadata.row_group(i), wanted) for i in groups), default=0)
-    return max(1, min(most_rows, BATCH_BYTES // max(1, row_bytes)))
-
-
-def _row_bytes(group: Any, names: Collection[str]) -> int:  # noqa: ANN401 - pyarrow has no types
-    leaves = map(group.column, range(group.num_columns))
-    nbytes = sum(x.total_uncompressed_size for x in leaves if _is_of(x.path_in_schema, names))
-    return int(nbytes // max(1, group.num_rows))
-
-
-def _is_of(leaf: str, names: Collection[str]) -> bool:
-    """Return whether a leaf, as ``a.list.element``, is in one of these columns; names have dots."""
-    parts = leaf.split(".")
-    return any(".".join(parts[:end]) in names for end in range(1, len(parts) + 1))
-
-
-@contextmanager
-def open_parquet(store: Store, path: str, **options: Any) -> Iterator[pq.ParquetFile]:  # noqa: ANN401
-    """Open a data file; faults while it is read name it. `options`: of ParquetFile.
-
-    Spark writes timestamps as INT96. By default they are read in nanoseconds, which silently
-    corrupts those before 1677 and after 2262.
-    """
-    with (
-        storage_faults(store.uri(path)),
-        store.open(path) as source,
-        pq.ParquetFile(source, coerce_int96_timestamp_unit="us", **options) as file,
-    ):
-        yield file
 
 
 def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
@@ -252,15 +199,15 @@ def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_file(
-    store: Store, path: str, schema: pa.Schema, unless_null: str | None
-) -> pa.Table | None:
-    with open_parquet(store, path) as file:
-        present = set(file.schema_arrow.names)
-        if unless_null is not None:
-            looked_at = file.read(columns=[unless_null])
-            if looked_at.column(0).null_count == looked_at.num_rows:
-                return None
-        return file.read(columns=[n for n in schema.names if n in present])
+    store: Store, path: str, schema: pa.Schema, rows: object, unless_null: str | None
+) -> Iterator[pa.RecordBatch]:
+    with open_parquet(store, path, rows) as file:
+        present = set(file.schema.names)
+        if unless_null is not None and all(
+            batch.column(0).null_count == batch.num_rows for batch in file.batches([unless_null])
+        ):
+            return
+        yield from file.batches([n for n in schema.names if n in present])
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

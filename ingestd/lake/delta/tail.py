@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ingestd.lake.delta.commit import commit_path, parse_commit, statistics_of
+from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_paths import file_of
@@ -101,7 +100,7 @@ class EpochEnd:
         for path, statistics in files:
             high = statistics.get("maxValues", {}).get("epoch")
             if high is None:
-                schema = pa.schema([("epoch", pa.int64())])
-                with self._log.store.open(f"{self._log.folder}/{path}") as source:
-                    high = pc.max(pq.read_table(source, schema=schema)["epoch"]).as_py()
+                with open_parquet(self._log.store, f"{self._log.folder}/{path}") as file:
+                    found = (pc.max(b.column(0)).as_py() for b in file.batches(["epoch"]))
+                    high = max(filter(None, found), default=None)
             self._last = max(self._last, high or 0)

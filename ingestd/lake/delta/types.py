@@ -22,6 +22,7 @@ _SIMPLE = {
     "timestamp": TIMESTAMP,
     "timestamp_ntz": TIMESTAMP_NTZ,
 }
+_FIELD = re.compile(r"(?:`((?:[^`]|``)*)`|([^`:][^:]*)):(.*)\Z", re.DOTALL)
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
 
 
@@ -34,18 +35,27 @@ def arrow_type(name: str) -> pa.DataType:
     if name.startswith("array<") and name.endswith(">"):
         return pa.list_(pa.field("element", arrow_type(name[6:-1])))
     if name.startswith("struct<") and name.endswith(">"):
-        fields = [part.partition(":") for part in _parts(name[7:-1])]
-        return pa.struct([pa.field(field, arrow_type(kind)) for field, _, kind in fields])
+        return pa.struct([_field(part) for part in _parts(name[7:-1])])
     msg = f"no type {name!r}"
     raise ValueError(msg)
 
 
+def _field(text: str) -> pa.Field:
+    found = _FIELD.match(text)
+    if found is None:
+        msg = f"no field {text!r}"
+        raise ValueError(msg)
+    quoted, plain, kind = found.groups()
+    return pa.field(plain if quoted is None else quoted.replace("``", "`"), arrow_type(kind))
+
+
 def _parts(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    parts, depth = [""], 0
+    """Split at the commas outside of brackets and quoted names."""
+    parts, depth, is_quoted = [""], 0, False
     for char in text:
-        depth += (char in "<(") - (char in ">)")
-        if char == "," and depth == 0:
+        is_quoted ^= char == "`"
+        depth += 0 if is_quoted else (char in "<(") - (char in ">)")
+        if char == "," and depth == 0 and not is_quoted:
             parts.append("")
         else:
             parts[-1] += char

@@ -13,7 +13,7 @@ After a failure the files are checked: unless another compaction removed them (t
 way), the commit is tried again. Appends never conflict with it.
 
 Rows stay in the order in which they were appended, and columns that had bounds get bounds again, so
-that a reader skips as before. Memory is bounded by a row group, not by a file.
+that a reader skips as before. Memory is bounded by a row group of ingestd's, not by a file.
 
 A table with features that ingestd does not write (`table_features`) is left alone. So is one in
 whose folder another program keeps its own record of files (`_backfill`).
@@ -34,10 +34,11 @@ from deltalake.transaction import AddAction, RemoveAction
 from ingestd.failpoints import lost, reach
 from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.commit import COMPACTION, commit_path, read_commit, rewrite_text
+from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import OWN_FILE
-from ingestd.lake.delta.read import conform, list_actions, open_parquet
+from ingestd.lake.delta.read import conform, list_actions
 from ingestd.lake.maintenance.log_cleanup import CleanupResult, LogCleaner
 from ingestd.lake.maintenance.plan import DataFile, pieces, small_files
 from ingestd.lake.parquet_writer import ROW_GROUP_BYTES, FragmentWriter
@@ -216,7 +217,7 @@ class TableMaintenance:
         if stated is not None:
             return int(stated)
         with open_parquet(self._store, f"{self._folder}/{file.path}") as parquet:
-            return int(parquet.metadata.num_rows)
+            return parquet.num_rows
 
     def _bounded(self, piece: Sequence[DataFile], schema: pa.Schema) -> list[str]:
         """Return the columns that have bounds, by the footers, as the log may not list all bounds.
@@ -233,10 +234,11 @@ class TableMaintenance:
 
     def _rows(self, piece: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.Table]:
         for part in piece:
-            with open_parquet(self._store, f"{self._folder}/{part.path}") as file:
-                wanted = [n for n in schema.names if n in file.schema_arrow.names]
-                for group in range(file.num_row_groups):
-                    yield conform(file.read_row_group(group, columns=wanted), schema)
+            rows = part.statistics.get("numRecords")
+            with open_parquet(self._store, f"{self._folder}/{part.path}", rows) as file:
+                wanted = [n for n in schema.names if n in file.schema.names]
+                for batch in file.batches(wanted):
+                    yield conform(pa.Table.from_batches([batch]), schema)
 
     def _exchange(self, fragments: Sequence[Fragment], removed: dict[str, int]) -> bool:
         """Commit; return False if the files were replaced or appends came first too often."""

@@ -30,11 +30,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from ingestd.lake.delta.commit import Commit, read_commit, sidecars_in
+from ingestd.lake.delta.data_files import DataFileReader, open_parquet
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
@@ -113,7 +113,7 @@ class LogCleaner:
         """Return whether a checkpoint is readable; make it durable, as its commits are removed."""
         name = f"{number:020}.checkpoint.parquet"
         with self._store.open(f"{self._log_folder}/{name}") as source:
-            rows: int = pq.ParquetFile(source).metadata.num_rows
+            rows: int = pq.read_metadata(source).num_rows
         self._store.sync(self._log_folder, [name])
         return rows > 0
 
@@ -163,8 +163,8 @@ class LogCleaner:
                 content = self._store.read(path, MOST_COMMIT_BYTES)
                 found.update(sidecars_in(content, self._store.uri(path)))
             else:
-                with self._store.open(path) as source:
-                    found.update(_sidecars_in(source))
+                with open_parquet(self._store, path) as file:
+                    found.update(_sidecars_in(file))
         return frozenset(path.rpartition("/")[2] for path in found)
 
     @property
@@ -192,8 +192,8 @@ class LogCleaner:
         found: set[str] = set()
         if last >= 0:
             path = f"{self._log_folder}/{last:020}.checkpoint.parquet"
-            with self._store.open(path) as source, pq.ParquetFile(source) as file:
-                for batch in file.iter_batches(columns=["remove.path"]):
+            with open_parquet(self._store, path) as file:
+                for batch in file.batches(["remove.path"]):
                     removes = batch.column("remove").field("path").to_pylist()
                     found.update(self._file_of(path) for path in removes if path)
         for number in sorted(log.commits):
@@ -206,11 +206,9 @@ class LogCleaner:
         return file_of(path, self._store.uri(self._folder))
 
 
-def _sidecars_in(source: Any) -> Iterator[str]:  # noqa: ANN401 - pyarrow has no types
-    with pq.ParquetFile(source) as file:
-        if "sidecar" not in file.schema_arrow.names:
-            return
-        for batch in file.iter_batches(columns=["sidecar.path"]):
+def _sidecars_in(file: DataFileReader) -> Iterator[str]:
+    if "sidecar" in file.schema.names:
+        for batch in file.batches(["sidecar.path"]):
             paths = batch.column("sidecar").field("path").to_pylist()
             yield from (path for path in paths if path is not None)
 

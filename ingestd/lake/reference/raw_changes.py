@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ingestd.digests.row_digests import key_digests
 from ingestd.digests.value_hashes import Hashes, column_hashes, row_hashes
 from ingestd.lake.delta.arrow_types import plain
+from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.log import TableLog
-from ingestd.lake.delta.read import conform, open_parquet
+from ingestd.lake.delta.read import conform
 from ingestd.lake.delta.tail import File
 from ingestd.lake.reference.definition import ReferenceDefinition
 from ingestd.lake.reference.last_rows import NEEDED
@@ -37,7 +38,7 @@ def read_changes(
 ) -> Iterator[pa.Table]:
     """Yield the rows of epochs above `after` up to `epoch`, at positions above `above`.
 
-    Row group by row group, with the columns of `schema`.
+    In batches, with the columns of `schema`.
     """
     path, statistics = file
     first, last = epochs_of(statistics)
@@ -45,10 +46,11 @@ def read_changes(
         return
     if above is not None and statistics.get("maxValues", {}).get("_cdc_lsn", above[0]) < above[0]:
         return
-    with open_parquet(raw.store, f"{raw.folder}/{path}") as parquet:
-        names = [n for n in [*schema.names, "_cdc_epoch"] if n in parquet.schema_arrow.names]
-        for group in range(parquet.num_row_groups):
-            rows = plain(parquet.read_row_group(group, columns=list(dict.fromkeys(names))))
+    where = f"{raw.folder}/{path}"
+    with open_parquet(raw.store, where, statistics.get("numRecords")) as parquet:
+        names = [n for n in [*schema.names, "_cdc_epoch"] if n in parquet.schema.names]
+        for batch in parquet.batches(names):
+            rows = plain(pa.Table.from_batches([batch]))
             if first <= after or last > epoch:
                 number = rows["_cdc_epoch"]
                 rows = rows.filter(pc.and_(pc.greater(number, after), pc.less_equal(number, epoch)))

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 
 from ingestd.lake.delta.arrow_types import conformed
+from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.file_statistics import has_statistics
-from ingestd.lake.delta.read import conform, list_files, open_parquet
+from ingestd.lake.delta.read import conform, list_files
 from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.opening import never_refuse, refuse_foreign
@@ -270,17 +272,18 @@ class DeltaReferenceTable:
         """If a file has a changed row, rewrite its other rows; return whether it had one."""
         where = f"{self._log.folder}/{path}"
         with open_parquet(self._store, where) as file:
-            wanted = [n for n in schema.names if n in file.schema_arrow.names]
-            keys = file.read(columns=[n for n in changes.key if n in wanted])
-            keys = conform(keys, pa.schema([schema.field(n) for n in changes.key]))
-            numbers = changes.find(keys)
+            wanted = [n for n in schema.names if n in file.schema.names]
+            key_schema = pa.schema([schema.field(n) for n in changes.key])
+            keys = file.batches([n for n in changes.key if n in wanted])
+            found = [changes.find(conform(_table_of(batch), key_schema)) for batch in keys]
+            numbers = np.concatenate([np.empty(0, np.int64), *found])
             if not is_joined and (numbers < 0).all():
                 return False
 
             def left() -> Iterator[pa.Table]:
                 start = 0
-                for group in range(file.num_row_groups):
-                    rows = conform(file.read_row_group(group, columns=wanted), schema)
+                for batch in file.batches(wanted):
+                    rows = conform(_table_of(batch), schema)
                     own = numbers[start : start + rows.num_rows]
                     start += rows.num_rows
                     yield changes.without_changed(rows, own)
@@ -302,6 +305,10 @@ def _ahead(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
         while (found := coming.result()) is not None:
             coming = pool.submit(next, rows, None)
             yield found
+
+
+def _table_of(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
 
 
 def _bounded(schema: pa.Schema) -> list[str]:

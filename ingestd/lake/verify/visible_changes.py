@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.lake.delta.arrow_types import plain
-from ingestd.lake.delta.read import IN_PARTS, batch_rows, conform, open_parquet
+from ingestd.lake.delta.data_files import open_parquet
+from ingestd.lake.delta.read import conform
 from ingestd.lake.delta.tail import File
 from ingestd.lake.schema_evolution import has_other_types
 from ingestd.lake.store.store import Store
@@ -67,10 +68,9 @@ def batches_of(pinned: PinnedChanges, names: Sequence[str]) -> Iterator[pa.Recor
         if high is not None and high < pinned.void[0]:
             continue
         where = f"{pinned.folder}/{path}"
-        with open_parquet(pinned.store, where, **IN_PARTS) as file:
-            present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
-            count = batch_rows(file, present, most_rows=BATCH_ROWS)
-            for batch in file.iter_batches(count, columns=present, use_threads=False):
+        with open_parquet(pinned.store, where, statistics.get("numRecords")) as file:
+            present = [n for n in dict.fromkeys(names) if n in file.schema.names]
+            for batch in file.batches(present, most_rows=BATCH_ROWS):
                 yield _seen(_typed(plain(batch), pinned.schema), pinned)
 
 
