@@ -48,10 +48,10 @@ def ensure_shallow_json(content: bytes, path: str) -> None:
             pass
 
 
-def ensure_shallow_checkpoint(content: bytes, path: str) -> list[str]:
+def ensure_shallow_checkpoint(content: bytes, path: str) -> set[str]:
     """Check a JSON checkpoint as a commit; return the names of its sidecars."""
-    found = [v for kind, k, v in _fields(content, path) if (kind, k) == ("sidecar", "path")]
-    return [_ensure_sidecar(name, path) for name in found]
+    found = (v for kind, k, v in _fields(content, path) if (kind, k) == ("sidecar", "path"))
+    return {_ensure_sidecar(name, path) for name in found}
 
 
 def _fields(content: bytes, path: str) -> Iterator[tuple[str, str, object]]:
@@ -85,12 +85,12 @@ def _ensure_shallow(text: str) -> None:
         ensure_depth(text, MOST_DEPTH)
 
 
-def ensure_shallow_parquet(source: pa.NativeFile, path: str) -> list[str]:
+def ensure_shallow_parquet(source: pa.NativeFile, path: str) -> set[str]:
     """Return the names of a checkpoint's sidecars. Raise OddFileError if it is nested too deep.
 
     `source`: the file at `path`. Its schema is limited by pyarrow.
     """
-    names: list[str] = []
+    names: set[str] = set()
     try:
         with pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
             leaves = [file.schema.column(i).path for i in range(len(file.schema))]
@@ -101,8 +101,8 @@ def ensure_shallow_parquet(source: pa.NativeFile, path: str) -> list[str]:
                 for leaf in wanted:
                     texts = _texts(batch, leaf)
                     if leaf == _SIDECAR_PATH:
-                        found = texts.drop_null().to_pylist()
-                        names += [_ensure_sidecar(name, path) for name in found]
+                        found = texts.unique().drop_null().to_pylist()
+                        names |= {_ensure_sidecar(name, path) for name in found}
                     else:
                         _ensure_shallow_texts(texts)
     except RecordError as error:
