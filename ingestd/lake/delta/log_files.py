@@ -42,7 +42,7 @@ _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet\Z")
 _OF_VERSION = re.compile(r"(?:\d{20}\.)?(\d{20})\.[^/]*(json|parquet)\Z")
 """The files that deltalake reads for a version: commits, also compacted, and checkpoints."""
 _READ = re.compile(r"\d{20}\.|_last_checkpoint\Z")
-_SIDECARS = "_sidecars"
+SIDECARS = "_sidecars"
 
 
 def open_table(store: Store, folder: str, version: int | None = None) -> DeltaTable:
@@ -133,15 +133,15 @@ def _ensure_shallow(store: Store, log: str, entries: list[FolderEntry], opened: 
             continue
         with suppress(FileNotFoundError):  # cleaned up meanwhile
             if ".checkpoint." in entry.name:
-                sidecars |= _sidecars(store, path)
+                sidecars |= sidecars_of(store, path)
             elif entry.size_bytes > FEW_BRACKETS:  # bytes: nearly all commits have fewer
                 ensure_shallow_json(store.read(path, MOST_COMMIT_BYTES), store.uri(path))
     for sidecar in sidecars:
         with suppress(FileNotFoundError):
-            _sidecars(store, f"{log}/{_SIDECARS}/{sidecar}")
+            sidecars_of(store, f"{log}/{SIDECARS}/{sidecar}")
 
 
-def _sidecars(store: Store, path: str) -> set[str]:
+def sidecars_of(store: Store, path: str) -> set[str]:
     """Check a checkpoint, or a part of one, and return the names of its sidecars."""
     uri = store.uri(path)
     if path.endswith(".json"):
