@@ -32,7 +32,7 @@ from ingestd.model.errors import (
     TransientError,
     resnapshot_command,
 )
-from ingestd.model.printable_text import printable_command
+from ingestd.model.printable_text import printable, printable_command
 from ingestd.model.schema import TableId
 from ingestd.process.file_limit import none_left
 
@@ -283,7 +283,8 @@ def _of_store(plain: str, by_store: re.Match[str], uri: str) -> IngestdError:
 
 
 def _without_values(text: str) -> str:
-    """Return a library's text up to where it may quote its input."""
+    """Return a library's text, printable, up to where it may quote its input."""
+    text = printable(text)
     found = _OF_VALUES.search(text)
     if found is None:
         return text

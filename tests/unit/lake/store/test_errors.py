@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from ingestd.lake.store.errors import storage_fault, storage_faults
-from ingestd.model.errors import FolderError, OperatorError, TransientError
+from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
             FolderError,
             "so far",
         ),
+        (OSError("Generic S3 error: \x1b]0;title\x07 timed out"), TransientError, "]0;title"),
         (OSError("HTTP status 503 Slow Down"), TransientError, "503"),
         (OSError("operation timed out"), TransientError, "timed out"),
         (OSError("tcp connect error Connection refused (os error 111)"), TransientError, "refused"),
@@ -104,6 +105,8 @@ if TYPE_CHECKING:
 )
 def test_storage_fault(error: OSError, kind: type[Exception], says: str) -> None:
     fault = storage_fault(error, "/lake/x")
+    assert isinstance(fault, IngestdError)
+    assert fault.what.isprintable()
     assert type(fault) is kind
     assert "/lake/x" in str(fault)
     assert says in str(fault)
