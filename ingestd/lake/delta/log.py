@@ -227,10 +227,9 @@ class TableLog:
         if table is None:
             self._state = None
             return
-        if table.version() > MOST_VERSION:
+        if self._version > MOST_VERSION:
             raise FolderError(
-                f"lake table {self.uri}: its log ends at version {table.version()}, which no table"
-                " reaches",
+                f"lake table {self.uri}: version {self._version} is more than {MOST_VERSION}",
                 remedy="put the folder back from a copy",
             )
         with storage_faults(self.uri), unreadable(self.uri):
