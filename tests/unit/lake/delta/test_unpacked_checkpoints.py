@@ -41,8 +41,8 @@ COLUMNS: dict[str, Callable[[pa.Array], pa.Array]] = {
     "metaData.format": lambda texts: pa.StructArray.from_arrays([texts], names=["provider"]),
     "add.tags": lambda texts: pa.MapArray.from_arrays(_offsets(), texts, texts),
 }
-REFUSED_EACH = """
-import pathlib, resource, sys
+REFUSED_EACH = r"""
+import pathlib, re, sys
 import pyarrow as pa
 from ingestd.lake.delta.log_nesting import ensure_shallow_parquet
 for path in pathlib.Path(sys.argv[1]).glob("*.parquet"):
@@ -51,7 +51,7 @@ for path in pathlib.Path(sys.argv[1]).glob("*.parquet"):
         print("read", path.name)
     except OSError as error:
         print(error.why)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+print(int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) >> 10)
 """
 
 
