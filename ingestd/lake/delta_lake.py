@@ -30,6 +30,7 @@ from ingestd.lake.opening import (
 )
 from ingestd.lake.raw_table import RawTable, RowRange, raw_schema
 from ingestd.lake.registry_table import RegistryTable
+from ingestd.lake.schema_evolution import type_text
 from ingestd.lake.store.errors import storage_faults, table_fault, unreadable
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.plain_files import Durability
@@ -49,7 +50,7 @@ from ingestd.model.lake_state import (
     UnlistedRows,
 )
 from ingestd.model.lsn import LAST, ZERO, Lsn
-from ingestd.model.schema import Table, TableId, lake_type_name
+from ingestd.model.schema import Table, TableId
 from ingestd.ports import EpochWriter, Fragment
 from ingestd.process.memory import Trimming
 
@@ -624,7 +625,7 @@ class DeltaLake:
         columns = dict(entry.lake_columns)
         for field in raw.planned_schema:
             if not field.name.startswith(RESERVED_PREFIX):
-                type_ = lake_type_name(field.type)
+                type_ = type_text(field.type)
                 known = columns.get(field.name)
                 columns[field.name] = (
                     RegisteredColumn(field.name, field.name, 0, -1, type_)

@@ -16,6 +16,7 @@ from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.lake.schema_evolution import additions
 from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, TableEvent, TableState
 from ingestd.model.lsn import Lsn
+from ingestd.model.printable_text import printable
 from ingestd.model.schema import TIMESTAMP, Column, TableId, lake_type_name
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -137,7 +138,7 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
         "table": str(table.id),
         "oid": table.oid,
         "state": str(event.state),
-        "reason": event.reason,
+        "reason": None if event.reason is None else printable(event.reason),
         "snapshot_lsn": None if event.snapshot_lsn is None else int(event.snapshot_lsn),
         "at_lsn": int(event.at_lsn),
         "at": event.at,

@@ -25,8 +25,19 @@ def evolved(lake: pa.Schema | None, rows: pa.Schema) -> pa.Schema:
 
 def additions(lake: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
     """Return the top-level fields of `wanted` that the lake lacks, or has with fewer fields."""
-    known = {f.name: lake_type_name(f.type) for f in lake}
-    return [f for f in wanted if known.get(f.name) != lake_type_name(f.type)]
+    known = {f.name: type_text(f.type) for f in lake}
+    return [f for f in wanted if known.get(f.name) != type_text(f.type)]
+
+
+def type_text(kind: pa.DataType) -> str:
+    """Return the lake type's name; for a type that has none, Arrow's.
+
+    Another program may have added a column of such a type to a table.
+    """
+    try:
+        return lake_type_name(kind)
+    except TypeError:
+        return str(kind)
 
 
 def lost_fields(before: pa.Schema, after: pa.Schema) -> list[str]:
@@ -36,10 +47,7 @@ def lost_fields(before: pa.Schema, after: pa.Schema) -> list[str]:
 
 def has_other_types(file: pa.Schema, table: pa.Schema) -> bool:
     """Return whether a file has a column or field that the table lacks or has in another type."""
-    try:
-        return bool(lost_fields(file, table))
-    except TypeError:  # a type that no table has
-        return True
+    return bool(lost_fields(file, table))
 
 
 def _lost(before: Iterable[pa.Field], after: Iterable[pa.Field], path: str) -> Iterator[str]:
@@ -57,8 +65,8 @@ def _changed(before: pa.DataType, now: pa.DataType, name: str) -> Iterator[str]:
         yield from _lost(before, now, f"{name}.")
     elif pa.types.is_list(before) and pa.types.is_list(now):
         yield from _changed(before.value_type, now.value_type, f"{name}.element")
-    elif lake_type_name(before) != lake_type_name(now):
-        yield f"column {name} was {lake_type_name(before)} and is {lake_type_name(now)}"
+    elif type_text(before) != type_text(now):
+        yield f"column {name} was {type_text(before)} and is {type_text(now)}"
 
 
 def _merged(lake: list[pa.Field], rows: list[pa.Field], path: str) -> list[pa.Field]:
@@ -76,7 +84,7 @@ def _together(lake: pa.Field, rows: pa.Field, path: str) -> pa.Field:
     if pa.types.is_struct(lake.type) and pa.types.is_struct(rows.type):
         inner = _merged(list(lake.type), list(rows.type), f"{path}{lake.name}.")
         return pa.field(lake.name, pa.struct(inner))
-    have, come = lake_type_name(lake.type), lake_type_name(_checked(rows, path).type)
+    have, come = type_text(lake.type), lake_type_name(_checked(rows, path).type)
     if have != come:
         msg = f"column {path}{lake.name} is {have} in the lake, but its rows are now {come}"
         raise SchemaConflictError(msg)

@@ -20,7 +20,7 @@ import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ingestd.model.printable_text import printable_command
+from ingestd.model.printable_text import printable, printable_command
 
 if TYPE_CHECKING:
     from ingestd.model.schema import TableId
@@ -102,14 +102,14 @@ class LakeLostError(OperatorError):
 class FolderError(OperatorError):
     """A lake folder's contents can't be read or written: a fault of the table stored there.
 
-    Its texts quote the folder's contents, which may be of any length. A remedy is not cut, but
-    replaced: part of a command could do harm.
+    Its texts quote the folder's contents, which may be of any length and have any characters. A
+    remedy is not cut or altered, but replaced: part of a command could do harm.
     """
 
     def __init__(self, what: str, *, remedy: str | None = None) -> None:
-        if remedy is not None and len(remedy) > MOST_QUOTED:
+        if remedy is not None and (len(remedy) > MOST_QUOTED or printable(remedy) != remedy):
             remedy = "put the table's folder back from a copy"
-        super().__init__(shortened(what), remedy=remedy)
+        super().__init__(printable(shortened(what)), remedy=remedy)
 
 
 class DamagedError(FolderError):

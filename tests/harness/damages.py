@@ -177,6 +177,8 @@ ALTERED: dict[str, Damage] = {
     "mapped_dropped": lambda f: _alter(f, _drop_mapped, properties=_MAPPED, version=(2, 5)),
     "column_dropped": lambda f: _alter(f, lambda fields: fields.pop("note")),
     "column_retyped": lambda f: _alter(f, lambda fields: fields["note"].update(type="binary")),
+    "column_void": lambda f: _alter(f, lambda fields: fields["note"].update(type="void")),
+    "void_added": lambda f: _alter(f, lambda fields: fields.update(more=_field("more", "void"))),
 }
 """Changes by another engine, without rows, that must not be overwritten."""
 HARMLESS: dict[str, Damage] = {

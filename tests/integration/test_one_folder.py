@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from ingestd.lake.maintenance.process import MaintenanceProcess
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.config import polling_config, wal_config
 from tests.harness.hostile_folder import (
+    SCHEMA,
     add,
     commit_of,
     deep_commits,
@@ -25,6 +27,7 @@ from tests.harness.hostile_folder import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ingestd.testing.embedded.daemon import Daemon
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.attack("lake writer")
 
+_THOROUGH = pytest.mark.thorough
 FAR = (1 << 63) - 1
 DEEP_COMMIT = dict(deep_commits(200_000))["tags of lists"]
 
@@ -111,6 +115,59 @@ def test_a_quoted_fault_stops_one_table(
     database.execute("INSERT INTO good VALUES (2)")
     daemon.start()
     await_good(daemon, lake, 2)
+
+
+def _add_void(log: Path) -> None:
+    schema = {"type": "struct", "fields": [{**SCHEMA["fields"][0], "name": "x", "type": "void"}]}
+    lines = [line for path in log.glob("*.json") for line in path.read_text().splitlines()]
+    made = next(action for action in map(json.loads, lines) if "metaData" in action)
+    fields = json.loads(made["metaData"]["schemaString"])["fields"]
+    schema["fields"] = [*fields, *schema["fields"]]
+    made["metaData"]["schemaString"] = json.dumps(schema)
+    plant_commit(log, commit_of([{"commitInfo": {"operation": "ADD COLUMNS"}}, made]))
+
+
+def _end_at_the_last_version(log: Path) -> None:
+    DeltaTable(log.parent).create_checkpoint()
+    [made] = log.glob("*.checkpoint.parquet")
+    made.rename(log / f"{FAR:020}.checkpoint.parquet")
+    (log / "_last_checkpoint").write_text(json.dumps({"version": FAR, "size": 3}))
+    for path in log.glob("*.json"):
+        path.unlink()
+
+
+def _tear_many(log: Path) -> None:
+    first = newest_version(log) + 1
+    for number in range(first, first + 2_000):
+        (log / f"{number:020}.json").write_text("{")
+
+
+PLANTED: dict[str, Callable[[Path], None]] = {
+    "a loop": lambda log: (log / ".x").symlink_to("."),
+    "a pipe without a text as name": lambda log: os.mkfifo(os.fsencode(log) + b"/\xff\xfe"),
+    "a type without a name": _add_void,
+    "the last version": _end_at_the_last_version,
+    "incomplete commits": _tear_many,
+}
+
+
+@pytest.mark.parametrize("when", ["at a start", pytest.param("running", marks=_THOROUGH)])
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_planted_in_a_log_stops_one_table(
+    database: Database, lake: Path, make_daemon: MakeDaemon, kind: str, when: str
+) -> None:
+    daemon = started(database, lake, make_daemon, "wal")
+    if when == "at a start":
+        daemon.sigterm()
+    PLANTED[kind](log_of(lake))
+    if when == "at a start":
+        daemon.start()
+    else:  # which makes it open the log
+        database.execute("ALTER TABLE bad ADD COLUMN v int")
+    database.execute("INSERT INTO bad (id) VALUES (2)", "INSERT INTO good VALUES (2)")
+    await_good(daemon, lake, 2)
+    assert not daemon.events("source.failed")
+    await_until(lambda: bool(daemon.events("table.stopped")), 40, daemon.tail)
 
 
 def forge(lake: Path, kind: str) -> None:

@@ -230,14 +230,6 @@ def actions_in(content: bytes, path: str) -> list[dict[str, dict[str, Any]]]:
     return [{k: action} for number, line in lines for k, action in _actions(line, number, path)]
 
 
-def sidecars_in(content: bytes, path: str) -> Iterator[str]:
-    """Yield the paths of the sidecars that a JSON checkpoint names. Raise OddFileError."""
-    for number, line in enumerate(_lines(content, path), 1):
-        for kind, action in _actions(line, number, path):
-            if kind == "sidecar":
-                yield action["path"]
-
-
 def statistics_of(statistics_json: str | None) -> dict[str, Any]:
     """Return a file's statistics, empty if it has none; malformed entries are left out.
 

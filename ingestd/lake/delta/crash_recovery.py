@@ -62,6 +62,7 @@ def set_aside_torn(
         if commits and log.store.size(f"{path}/{commits[-1]}") is not None:
             content, version = _content(log.store, f"{path}/{commits[-1]}"), _version(commits[-1])
             if not is_complete_commit(content, log.uri, makes_table=version == 0):
+                _refuse_two_torn(log, path, version)
                 accept_torn(version)
                 if _content(log.store, f"{path}/{commits[-1]}") != content:
                     what = f"lake table {log.uri}: commit {version} changed while it was checked"
@@ -74,6 +75,18 @@ def set_aside_torn(
         for name in found:
             log.store.set_aside(f"{path}/{name}")
     return found
+
+
+def _refuse_two_torn(log: Log, path: str, newest: int) -> None:
+    """Raise FolderError if the commit before the newest is incomplete, too.
+
+    No power failure leaves two. Each takes one opening of the log, and there may be thousands.
+    """
+    before = f"{path}/{newest - 1:020}.json"
+    if newest == 0 or log.store.size(before) is None:
+        return
+    if not is_complete_commit(_content(log.store, before), log.uri, makes_table=newest == 1):
+        raise truncated_log_error(log.uri, f"commits {newest - 1} and {newest} are incomplete")
 
 
 def _refuse_empty(log: Log, path: str, newest: int) -> None:

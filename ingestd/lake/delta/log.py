@@ -28,6 +28,11 @@ from ingestd.lake.store.errors import storage_fault, storage_faults, truncated_l
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, OperatorError
 
+MOST_VERSION = 1 << 48
+"""At a thousand commits a second this takes 9,000 years. Later versions are not believed: `_epochs`
+has a version as 64 bits."""
+_MOST_REPAIRS = 2
+"""A power failure leaves a commit and a checkpoint incomplete."""
 RESUMES = "ingestd.resumes"
 """Table property: commits of this table may carry resume texts; without it none is searched."""
 
@@ -106,10 +111,13 @@ class TableLog:
     def _open_repaired(self, accept_torn: AcceptTorn) -> DeltaTable | None:
         if not self.store.syncs:
             return self._open()
-        while True:  # a commit and a checkpoint at most
+        repairs = 0
+        while True:
             try:
                 table = self._open()
             except OperatorError:
+                if repairs == _MOST_REPAIRS:
+                    raise
                 found = set_aside_torn(self, accept_torn)
                 if not found:
                     raise
@@ -120,6 +128,7 @@ class TableLog:
                 if not found:
                     return table
             self.set_aside += found
+            repairs += 1
 
     def newest_commit(self) -> Commit | None:
         """Read the newest commit; None if there is none, or it was removed with old ones.
@@ -218,7 +227,12 @@ class TableLog:
         if table is None:
             self._state = None
             return
-        with storage_faults(self.uri):
+        if self._version > MOST_VERSION:
+            raise FolderError(
+                f"lake table {self.uri}: version {self._version} is more than {MOST_VERSION}",
+                remedy="put the folder back from a copy",
+            )
+        with storage_faults(self.uri), unreadable(self.uri):
             self._state = _TableState(
                 pa.schema(table.schema().to_arrow()),
                 dict(table.metadata().configuration),

@@ -1,8 +1,10 @@
 """Checks of a `_delta_log` before deltalake reads it.
 
-deltalake blocks on pipes, follows links, holds what it reads in memory several times, and dies of
-deep nesting (see `log_nesting`). Another program may put such files there between a check and the
-opening; then the process dies once, and the next start reports the table.
+deltalake walks through all folders in it, whatever their names, follows links, blocks on pipes,
+holds what it reads in memory several times, and dies of deep nesting (see `log_nesting`). So a log
+is a list of regular files, and of folders that contain only regular files. Another program may put
+other files there between a check and the opening; then the process dies once, and the next start
+reports the table.
 
 The limits are far above what ingestd writes (measured). With 1,600 columns whose names have 63
 bytes, the first commit of a table has 0.9 MB. Each data file takes 0.7 kB of a commit including
@@ -25,7 +27,7 @@ from ingestd.lake.delta.log_nesting import (
     ensure_shallow_json,
     ensure_shallow_parquet,
 )
-from ingestd.lake.store.paths import OddFileError
+from ingestd.lake.store.paths import OddFileError, why_odd
 from ingestd.lake.store.plain_files import LOG, ensure_size
 from ingestd.lake.store.store import FolderEntry, Store
 from ingestd.model.recorded import RecordError, read_json
@@ -40,9 +42,7 @@ _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet\Z")
 _OF_VERSION = re.compile(r"(?:\d{20}\.)?(\d{20})\.[^/]*(json|parquet)\Z")
 """The files that deltalake reads for a version: commits, also compacted, and checkpoints."""
 _READ = re.compile(r"\d{20}\.|_last_checkpoint\Z")
-_SIDECARS = "_sidecars"
-_WITH_FILES = frozenset({_SIDECARS, "_staged_commits", "_commits"})
-"""Subfolders of a log with further parts of it."""
+SIDECARS = "_sidecars"
 
 
 def open_table(store: Store, folder: str, version: int | None = None) -> DeltaTable:
@@ -61,7 +61,8 @@ def ensure_readable_log(
 ) -> None:
     """Raise OddFileError if deltalake can't read a log safely.
 
-    That is so if it contains anything but files, or one too large or nested too deep for a log.
+    That is so if it contains anything but files and folders of files, or a file too large or
+    nested too deep for a log.
     `above`: versions up to this one were checked before and are skipped. `opened`: the version
     that will be read, by default the newest. In an object store this costs up to four requests,
     and one for each commit of more than FEW_BRACKETS bytes.
@@ -92,22 +93,28 @@ def _checkpoint(store: Store, log: str) -> int:
     return -1 if store.size(path) is None else version.integer()
 
 
-def _ensure_plain(store: Store, folder: str, above: str) -> list[FolderEntry]:
+def _ensure_plain(
+    store: Store, folder: str, above: str, *, may_have_folders: bool = True
+) -> list[FolderEntry]:
     """Return the entries of a log, which are files of a size that files of a log have."""
     entries = store.entries(folder, above)
     for entry in entries:
         shown = f"{store.uri(folder)}/{entry.name}"
-        if entry.name.startswith("."):  # no reader opens these
+        if why_odd(entry.name) is not None:  # deltalake then lists nothing
+            raise OddFileError(shown, "has a name that no file in a lake has")
+        if entry.odd is not None:
+            is_folder = entry.odd == "is a folder" and may_have_folders
+            if not is_folder or _READ.match(entry.name):
+                raise OddFileError(shown, entry.odd)
+            _ensure_plain(store, f"{folder}/{entry.name}", "", may_have_folders=False)
+        elif entry.name.startswith("."):  # no reader opens these
             continue
-        if entry.odd is None:
-            if entry.name.endswith(".parquet") or ".checkpoint." in entry.name:
-                ensure_size(shown, entry.size_bytes, MOST_CHECKPOINT_BYTES)
-            elif _READ.match(entry.name) or entry.name.endswith(".json"):
-                ensure_size(shown, entry.size_bytes, MOST_COMMIT_BYTES)
-        elif entry.odd != "is a folder" or _READ.match(entry.name):
-            raise OddFileError(shown, entry.odd)
-        elif entry.name in _WITH_FILES:
-            _ensure_plain(store, f"{folder}/{entry.name}", "")
+        elif entry.name.endswith(".json"):
+            ensure_size(shown, entry.size_bytes, MOST_COMMIT_BYTES)
+        elif entry.name.endswith(".parquet") or ".checkpoint." in entry.name:
+            ensure_size(shown, entry.size_bytes, MOST_CHECKPOINT_BYTES)
+        elif _READ.match(entry.name):
+            ensure_size(shown, entry.size_bytes, MOST_COMMIT_BYTES)
     return entries
 
 
@@ -119,23 +126,26 @@ def _ensure_shallow(store: Store, log: str, entries: list[FolderEntry], opened: 
     found = [(int(m[1]), e) for e in entries if (m := _OF_VERSION.match(e.name))]
     found = [(v, e) for v, e in found if opened is None or v <= opened]
     first = max((v for v, e in found if _CHECKPOINT.match(e.name)), default=-1)
+    sidecars: set[str] = set()
     for version, entry in found:
         path = f"{log}/{entry.name}"
         if version < first:
             continue
         with suppress(FileNotFoundError):  # cleaned up meanwhile
             if ".checkpoint." in entry.name:
-                for sidecar in _sidecars(store, path):
-                    _sidecars(store, f"{log}/{_SIDECARS}/{sidecar}")
+                sidecars |= sidecars_of(store, path)
             elif entry.size_bytes > FEW_BRACKETS:  # bytes: nearly all commits have fewer
                 ensure_shallow_json(store.read(path, MOST_COMMIT_BYTES), store.uri(path))
+    for sidecar in sidecars:
+        with suppress(FileNotFoundError):
+            sidecars_of(store, f"{log}/{SIDECARS}/{sidecar}")
 
 
-def _sidecars(store: Store, path: str) -> list[str]:
+def sidecars_of(store: Store, path: str) -> set[str]:
     """Check a checkpoint, or a part of one, and return the names of its sidecars."""
     uri = store.uri(path)
     if path.endswith(".json"):
-        return ensure_shallow_checkpoint(store.read(path, MOST_CHECKPOINT_BYTES), uri)
+        return ensure_shallow_checkpoint(store.read(path, MOST_COMMIT_BYTES), uri)
     # Read in full from an object store, whose faults are not the file's.
     with store.open(path) if store.syncs else _read(store, path) as source:
         return ensure_shallow_parquet(source, uri)

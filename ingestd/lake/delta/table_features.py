@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ingestd.lake.store.errors import FeatureError
 from ingestd.model.printable_text import printable
+from ingestd.model.schema import lake_type_name
 
 _FEATURES = 7
 """The lowest writer version at which a table lists its features."""
@@ -90,6 +91,9 @@ def find_obstacle(traits: TableTraits, *, removes_rows: bool = False) -> Obstacl
 
     `removes_rows`: the commits may also remove rows.
     """
+    untyped = next((f for f in traits.schema if not _has_lake_type(f.type)), None)
+    if untyped is not None:
+        return Obstacle(f"the column {untyped.name} has a type that no table of ingestd has")
     if traits.partitions:
         return Obstacle(f"it is partitioned by {', '.join(traits.partitions)}")
     features = traits.all_features
@@ -106,6 +110,14 @@ def find_obstacle(traits: TableTraits, *, removes_rows: bool = False) -> Obstacl
         check for feature, check in [*_USES.items(), *of_removals.items()] if feature in features
     ]
     return next((found for check in checks if (found := check(traits)) is not None), None)
+
+
+def _has_lake_type(kind: pa.DataType) -> bool:
+    try:
+        lake_type_name(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def _mapping(traits: TableTraits) -> Obstacle | None:

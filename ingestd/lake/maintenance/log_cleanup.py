@@ -28,14 +28,14 @@ kill, the next run removes the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
-from ingestd.lake.delta.commit import Commit, read_commit, sidecars_in
-from ingestd.lake.delta.data_files import DataFileReader, open_parquet
-from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
+from ingestd.lake.delta.commit import Commit, read_commit
+from ingestd.lake.delta.data_files import open_parquet
+from ingestd.lake.delta.log_files import SIDECARS, sidecars_of
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.lake.store.errors import storage_faults
@@ -46,7 +46,6 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _VERSIONED = re.compile(r"(\d{20})\.(?!json\Z|checkpoint\.parquet\Z)")
 """Any other file of the log whose name contains a version."""
 _UUID_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-fA-F-]{36}\.(?:parquet|json)\Z")
-_SIDECARS = "_sidecars"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class LogCleaner:
         ]
         for name in old:
             self._store.remove(f"{self._log_folder}/{name}")
-        folder = f"{self._log_folder}/{_SIDECARS}"
+        folder = f"{self._log_folder}/{SIDECARS}"
         written = self._store.written(folder)
         sidecars = [name for name, at in written.items() if at < self._before_s]
         if sidecars:
@@ -158,14 +157,8 @@ class LogCleaner:
         for name in self._store.written(self._log_folder):
             if not _UUID_CHECKPOINT.match(name):
                 continue
-            path = f"{self._log_folder}/{name}"
-            if name.endswith(".json"):
-                content = self._store.read(path, MOST_COMMIT_BYTES)
-                found.update(sidecars_in(content, self._store.uri(path)))
-            else:
-                with open_parquet(self._store, path) as file:
-                    found.update(_sidecars_in(file))
-        return frozenset(path.rpartition("/")[2] for path in found)
+            found |= sidecars_of(self._store, f"{self._log_folder}/{name}")
+        return frozenset(found)
 
     @property
     def _orphaned_s(self) -> float:
@@ -204,13 +197,6 @@ class LogCleaner:
 
     def _file_of(self, path: object) -> str:
         return file_of(path, self._store.uri(self._folder))
-
-
-def _sidecars_in(file: DataFileReader) -> Iterator[str]:
-    if "sidecar" in file.schema.names:
-        for batch in file.batches(["sidecar.path"]):
-            paths = batch.column("sidecar").field("path").to_pylist()
-            yield from (path for path in paths if path is not None)
 
 
 def log_files(written: Mapping[str, float]) -> LogFiles:

@@ -32,6 +32,7 @@ from ingestd.model.errors import (
     TransientError,
     resnapshot_command,
 )
+from ingestd.model.printable_text import printable, printable_command
 from ingestd.model.schema import TableId
 from ingestd.process.file_limit import none_left
 
@@ -47,6 +48,10 @@ _OF_STORE = re.compile(
 )
 """How a text begins that object_store wrote. Names of files may follow, nothing of their content.
 `object`: the store refused access to one object, or it does not exist."""
+_ON_DISK = "Generic LocalFileSystem error"
+"""How such a text begins for local files. Faults of a disk or of this process have an errno."""
+_ENDS_WITH_NAME = re.compile(r"\W*Unable to walk dir\W+File system loop|\W*Filenames containing")
+"""How such a text continues if a name ends it, which may look like an errno."""
 _REQUEST = "Error performing "
 _NAMES = re.compile(r"\w+://\S+|'[^']*'|\"[^\"]*\"|`[^`]*`|\S*/\S*")
 """Addresses, quotations and paths in such a text."""
@@ -219,7 +224,7 @@ def _odd_file(error: OddFileError, uri: str) -> FolderError:
             remedy=f"put {uri} back from a copy; ingestd retries within 60 s",
         )
     path = _FILE.sub("", error.path)  # as Spark names files
-    away = "" if "://" in path else f': mv {shlex.quote(path)} "$(mktemp -d)"'
+    away = "" if "://" in path else f': mv {printable_command([path])} "$(mktemp -d)"'
     return FolderError(
         f"lake {uri}: {path} {error.why}",
         remedy=f"move it away{away}; if it replaced a file, put that back from a copy;"
@@ -231,12 +236,13 @@ def _by_cause(error: Exception, uri: str) -> IngestdError:
     plain = " ".join(_FRAMES.sub("", _DECORATION.sub(" ", str(error))).split())
     by_store = _OF_STORE.match(plain)
     number = getattr(error, "errno", None)
-    if number is None and by_store and (system := _OS_ERROR.search(plain)):
-        number = int(system[1])
+    if number is None and by_store and not _ENDS_WITH_NAME.match(plain, by_store.end()):
+        system = _OS_ERROR.search(plain)
+        number = int(system[1]) if system else None
     if number in _REMEDIES or number == errno.EMFILE:
         return _known(number, uri)
     if number is None and by_store:
-        return _of_store(plain, by_store["object"] is not None, uri)
+        return _of_store(plain, by_store, uri)
     full = plain[:300]
     said = _without_values(full) or type(error).__name__
     if number in _ERRNO_PASSES or isinstance(error, CommitFailedError):
@@ -252,14 +258,19 @@ def _by_cause(error: Exception, uri: str) -> IngestdError:
     return FolderError(f"lake {uri}: {said}", remedy=_CHECK)
 
 
-def _of_store(plain: str, is_of_object: bool, uri: str) -> IngestdError:  # noqa: FBT001
-    """Classify a store's error without an errno. Its cause follows the names in it."""
+def _of_store(plain: str, by_store: re.Match[str], uri: str) -> IngestdError:
+    """Classify a store's error without an errno. Its cause follows the names in it.
+
+    `by_store`: its beginning, as _OF_STORE has it.
+    """
+    is_of_object = by_store["object"] is not None
     cause = plain.rpartition(_REQUEST)[2]
     answer = _ANSWER.search(cause)
     code = answer[1] if answer else ""
     message = ": ".join(filter(None, answer.groups())) if answer else plain
     said = _without_values(message[:300])
-    if not is_of_object or code not in _OF_ONE_OBJECT:
+    is_of_folder = by_store[0].endswith(_ON_DISK)
+    if not is_of_folder and (not is_of_object or code not in _OF_ONE_OBJECT):
         cause = f"{_NAMES.sub(' ', cause.partition('<')[0])} {code}"  # the answer quotes names
         lacking = _credentials_fault(cause, uri, said)
         if lacking is not None:
@@ -272,7 +283,8 @@ def _of_store(plain: str, is_of_object: bool, uri: str) -> IngestdError:  # noqa
 
 
 def _without_values(text: str) -> str:
-    """Return a library's text up to where it may quote its input."""
+    """Return a library's text, printable, up to where it may quote its input."""
+    text = printable(text)
     found = _OF_VALUES.search(text)
     if found is None:
         return text

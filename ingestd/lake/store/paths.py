@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import re
 
-_ODD = re.compile(r"[\x00-\x1f\x7f\\%]")
-"""No name in a lake has these: another reader could decode them again, or read a `/`."""
+_ODD = re.compile(r"[\x00-\x1f\x7f\\%\ud800-\udfff]")
+"""No name in a lake has these: another reader could decode them again, or read a `/`. A surrogate
+stands for a byte that is not UTF-8."""
 _OUT = frozenset({"", ".", ".."})
 
 

@@ -140,8 +140,8 @@ class Store(Protocol):
     def entries(self, path: str, above: str) -> list[FolderEntry]:
         """Return the entries of a folder whose names sort above `above`, of any kind.
 
-        In an object store also those in its folders, by path; to list a log there takes a request
-        for each 1,000 of them.
+        On a disk also all others that are not regular files. In an object store also those in its
+        folders, by path; to list a log there takes a request for each 1,000 of them.
         """
         ...
 
@@ -296,11 +296,11 @@ class LocalStore:
 
     @timed
     def entries(self, path: str, above: str) -> list[FolderEntry]:
-        """Return the entries of a folder whose names sort above `above`."""
+        """Return the entries of a folder whose names sort above `above`, and all odd ones."""
         found = []
         with contextlib.suppress(FileNotFoundError), self._scanned(path) as entries:
             for entry in entries:
-                if entry.name <= above:
+                if entry.name <= above and entry.is_file(follow_symlinks=False):
                     continue
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     status = entry.stat(follow_symlinks=False)

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from ingestd.lake.store.errors import storage_fault, storage_faults
-from ingestd.model.errors import FolderError, OperatorError, TransientError
+from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,34 @@ if TYPE_CHECKING:
             OperatorError,
             "read-only",
         ),
+        (
+            OSError(
+                "Kernel error -> Generic LocalFileSystem error\n \x1b[31m↳\x1b[0m Unable to walk"
+                " dir\n ↳ File system loop found\n ↳ /l/t/_delta_log/z: x (os error 28)/l points"
+                " to an ancestor /l/t/_delta_log/z: No space left on device (os error 28)"
+            ),
+            FolderError,
+            "loop found",
+        ),
+        (
+            OSError(
+                "Generic LocalFileSystem error: Unable to walk dir: IO error for operation on"
+                " /l/zz (os error 28): Read-only file system (os error 30)"
+            ),
+            OperatorError,
+            "read-only",
+        ),
+        (
+            OSError("Generic LocalFileSystem error: Filenames containing x: /l/y (os error 28)"),
+            FolderError,
+            "Filenames",
+        ),
+        (
+            OSError("Generic LocalFileSystem error: not known so far: HTTP 503"),
+            FolderError,
+            "so far",
+        ),
+        (OSError("Generic S3 error: \x1b]0;title\x07 timed out"), TransientError, "]0;title"),
         (OSError("HTTP status 503 Slow Down"), TransientError, "503"),
         (OSError("operation timed out"), TransientError, "timed out"),
         (OSError("tcp connect error Connection refused (os error 111)"), TransientError, "refused"),
@@ -77,6 +105,8 @@ if TYPE_CHECKING:
 )
 def test_storage_fault(error: OSError, kind: type[Exception], says: str) -> None:
     fault = storage_fault(error, "/lake/x")
+    assert isinstance(fault, IngestdError)
+    assert fault.what.isprintable()
     assert type(fault) is kind
     assert "/lake/x" in str(fault)
     assert says in str(fault)
