@@ -89,6 +89,14 @@ class ForeignCommitError(AppendedByAnotherError, FolderError):
     """A program other than ingestd appended: a fault of that table alone."""
 
 
+class ClaimedTakeoverError(AppendedByAnotherError, FolderError):
+    """A raw table's log looks as if another ingestd had written there.
+
+    It may be forged, so it is evidence about that table only: `_epochs`, which a real takeover
+    fences first, decides about the source.
+    """
+
+
 class ReplacedError(FolderError):
     """The commit that was last read or made is missing, as after the restore of a copy."""
 
@@ -98,7 +106,8 @@ class AppendLog(TableLog):
 
     `run_in_background`: runs work that need not be awaited (checkpoints), in any thread; the next
     append raises its error. A log has at most one such work at a time. `writer`: the process that
-    commits; by default a new identity.
+    commits; by default a new identity. `decides`: whether a takeover in this log is one of the
+    source; if not, it raises ClaimedTakeoverError.
     """
 
     def __init__(
@@ -109,9 +118,11 @@ class AppendLog(TableLog):
         run_in_background: RunInBackground = _run_at_once,
         *,
         writer: WriterIdentity | None = None,
+        decides: bool = True,
     ) -> None:
         super().__init__(store, folder, app_id)
         self._writer = writer or WriterIdentity()
+        self._decides = decides
         self._run_in_background = run_in_background
         self._commits = 0
         self._turn = turn_of(folder)
@@ -229,8 +240,9 @@ class AppendLog(TableLog):
         No fence is needed if the newest commit is this process's own: other writers have read an
         older version. The exception is a failed commit of this process that may still appear, as
         it would take the next version. Raise TransientError if that commit, or another ingestd's,
-        was made since `load`; the fence is made after its rows all the same, so that a re-read
-        finds nothing newer. Raise ForeignCommitError if another program committed.
+        was made since `load` (ClaimedTakeoverError if this log does not decide); the fence is made
+        after its rows all the same, so that a re-read finds nothing newer. Raise ForeignCommitError
+        if another program committed.
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):
@@ -251,12 +263,22 @@ class AppendLog(TableLog):
                 self.load()
             else:
                 break
+        if isinstance(came_between, FolderError):
+            raise came_between
         if came_between is not None:
             raise TransientError(
                 f"lake table {self.uri}: another writer committed while this one took over",
                 reason="claimed",
                 remedy="nothing to do: the lake is re-read",
             ) from came_between
+
+    def is_first_claim(self) -> bool:
+        """See `WriterIdentity.is_first_claim`."""
+        return self._writer.is_first_claim(self.folder)
+
+    def ensure_latest(self) -> None:
+        """Raise as an append would if another ingestd has committed since; commit nothing."""
+        self._read_intervening(uuid.uuid4().hex, None)
 
     # --- appends without a handle -----------------------------------------------------------
 
@@ -329,15 +351,16 @@ class AppendLog(TableLog):
     def _read_intervening(self, token: str, failure: OSError | None) -> int | None:
         """Read the commits since this version, without listing; return our own if it exists."""
         ours: int | None = None
-        is_changed = False
+        known, is_changed = self._version, False
         while self._has_next(failure):
             commit = self._commit_at(self._version + 1)
             if self._judge(self._version + 1, commit, token, self.schema()) is CommitOrigin.OURS:
                 ours = self._version + 1
             self._version += 1
             is_changed |= commit.alters
-        if is_changed:
+        if self._version > known:
             self._table = None
+        if is_changed:
             _ = self.handle  # at the last commit that was judged
             self._read_state()
         return ours
@@ -469,7 +492,14 @@ class AppendLog(TableLog):
         `before`: the schema that the commit follows. A commit that drops a column is refused too.
         """
         verdict, signed = commit.judge(token), commit.writer
-        if verdict in {CommitOrigin.FENCE, CommitOrigin.FOREIGN} and signed == self._writer.name:
+        is_others = verdict in {CommitOrigin.FENCE, CommitOrigin.FOREIGN}
+        is_own = signed == self._writer.name
+        if is_others and not self._decides:
+            # Where no commit of this process is in doubt, one in its name is forged.
+            is_own = is_own and self._writer.is_in_doubt(self.folder, version - 1)
+            if not is_own:
+                raise self._intruder_error(version, commit)
+        if is_others and is_own:
             raise TransientError(
                 f"lake table {self.uri}: a commit that had failed appeared after all, as version"
                 f" {version}",
@@ -484,18 +514,21 @@ class AppendLog(TableLog):
                 remedy="stop one of the two; this one stands by until the other has stopped",
             )
         if verdict is CommitOrigin.FOREIGN:
-            is_ours = not commit.is_foreign_change
-            raise (AppendedByAnotherError if is_ours else ForeignCommitError)(
-                f"lake table {self.uri}: another writer appended version {version}",
-                remedy="stop the other daemon or job that writes there, or give this source"
-                " another name or lake; a raw table must have one writer only",
-            )
+            raise self._intruder_error(version, commit)
         if verdict is CommitOrigin.WITHOUT_DATA:
             self._sync(version)
             given = commit.schema_json
             if given is not None and before is not None:
                 self.refuse_lost(before, arrow_schema(given, self.uri))
         return verdict
+
+    def _intruder_error(self, version: int, commit: Commit) -> OperatorError:
+        claimed = AppendedByAnotherError if self._decides else ClaimedTakeoverError
+        return (ForeignCommitError if commit.is_foreign_change else claimed)(
+            f"lake table {self.uri}: another writer appended version {version}",
+            remedy="stop the other daemon or job that writes there, or give this source"
+            " another name or lake; a raw table must have one writer only",
+        )
 
     def _refresh(self, *, must_reopen: bool) -> None:
         self._commits += 1
