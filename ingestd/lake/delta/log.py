@@ -27,9 +27,13 @@ from ingestd.lake.schema_evolution import lost_fields
 from ingestd.lake.store.errors import storage_fault, storage_faults, truncated_log_error, unreadable
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, OperatorError
+from ingestd.model.schema import lake_type_name
 
 RESUMES = "ingestd.resumes"
 """Table property: commits of this table may carry resume texts; without it none is searched."""
+
+MOST_VERSION = 1 << 48
+"""Higher versions are not believed: those that follow must fit in the 64 bits of `_epochs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ class TableLog:
         given = [c.schema_json for _, c in commits if c.schema_json is not None]
         last = commits[-1][0] - 1 if commits else -1
         if given and self.has_commit(last):
-            before = pa.schema(self._present(last).schema().to_arrow())
+            before = lake_schema(self._present(last).schema(), self.uri)
             for schema in given:
                 self.refuse_lost(before, arrow_schema(schema, self.uri))
 
@@ -218,9 +222,14 @@ class TableLog:
         if table is None:
             self._state = None
             return
-        with storage_faults(self.uri):
+        if self._version > MOST_VERSION:
+            raise FolderError(
+                f"lake table {self.uri}: version {self._version} is more than {MOST_VERSION}",
+                remedy="put the folder back from a copy",
+            )
+        with storage_faults(self.uri), unreadable(self.uri):
             self._state = _TableState(
-                pa.schema(table.schema().to_arrow()),
+                lake_schema(table.schema(), self.uri),
                 dict(table.metadata().configuration),
                 find_obstacle(_traits(table), removes_rows=self.removes_rows),
             )
@@ -314,7 +323,25 @@ class TableLog:
 def arrow_schema(delta_json: str, uri: str) -> pa.Schema:
     """Parse the schema in a commit's `metaData` action. Raise FolderError."""
     with unreadable(uri):
-        return pa.schema(Schema.from_json(delta_json).to_arrow())
+        return lake_schema(Schema.from_json(delta_json), uri)
+
+
+def lake_schema(schema: Schema, uri: str) -> pa.Schema:
+    """Convert a table's schema. Raise FolderError if it has a type that ingestd does not know.
+
+    So all code may name the types of a loaded table.
+    """
+    with unreadable(uri):
+        found = pa.schema(schema.to_arrow())
+    for field in found:
+        try:
+            lake_type_name(field.type)
+        except TypeError as error:
+            raise FolderError(
+                f"lake table {uri}: another program added the column {field.name!a}: {error}",
+                remedy="put the folder back from a copy",
+            ) from error
+    return found
 
 
 def _traits(table: DeltaTable) -> TableTraits:
