@@ -39,8 +39,8 @@ from ingestd.lake.delta.commit import (
     commit_path,
     commit_text,
 )
-from ingestd.lake.delta.log import RESUMES, AcceptTorn, TableLog, arrow_schema
-from ingestd.lake.delta.log_files import ensure_readable_log
+from ingestd.lake.delta.log import RESUMES, AcceptTorn, ReadingLimit, TableLog, arrow_schema
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log
 from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.store.errors import storage_fault, storage_faults
 from ingestd.lake.store.store import Store
@@ -56,6 +56,10 @@ since the checkpoint. In an object store, opening requests each of them several 
 REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when commits without data (OPTIMIZE) by others get in between."""
+MOST_BETWEEN = 256
+"""Maximum number of commits by others that are read for one commit. The epoch waits meanwhile: on a
+disk each of them takes an fsync, in a store a request."""
+MOST_BETWEEN_BYTES = 2 * MOST_COMMIT_BYTES
 
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
@@ -278,7 +282,7 @@ class AppendLog(TableLog):
 
     def ensure_latest(self) -> None:
         """Raise as an append would if another ingestd has committed since; commit nothing."""
-        self._read_intervening(uuid.uuid4().hex, None)
+        self._read_intervening(uuid.uuid4().hex, None, _between())
 
     # --- appends without a handle -----------------------------------------------------------
 
@@ -295,6 +299,7 @@ class AppendLog(TableLog):
         token = uuid.uuid4().hex
         stamps = self._stamps(token, resume, is_fence=is_fence)
         content = commit_text(fragments, stamps, self._app_transactions(app_version))
+        limit = _between()
         for _ in range(ATTEMPTS):
             self.ensure_writable()
             failure: OSError | None = None
@@ -311,7 +316,7 @@ class AppendLog(TableLog):
                 self._last_put = self._version, token
                 committed: int | None = self._version
             else:
-                committed = self._read_intervening(token, failure)
+                committed = self._read_intervening(token, failure, limit)
             if committed is not None:
                 # The content was durable before the name existed.
                 with storage_faults(self.uri):
@@ -339,25 +344,32 @@ class AppendLog(TableLog):
         every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
         return (version + self._turn) % every == 0
 
-    def _has_next(self, failure: OSError | None) -> bool:
-        """Return whether there is a next commit; if unknown, raise the fault of the put."""
+    def _next_bytes(self, failure: OSError | None) -> int | None:
+        """Return the size of the next commit, if any; if unknown, raise the fault of the put."""
         try:
-            return self.has_commit(self._version + 1)
+            return self.commit_bytes(self._version + 1)
         except IngestdError:
             if failure is None:
                 raise
             raise storage_fault(failure, self.uri) from failure
 
-    def _read_intervening(self, token: str, failure: OSError | None) -> int | None:
+    def _read_intervening(
+        self, token: str, failure: OSError | None, limit: ReadingLimit
+    ) -> int | None:
         """Read the commits since this version, without listing; return our own if it exists."""
         ours: int | None = None
         known, is_changed = self._version, False
-        while self._has_next(failure):
-            commit = self._commit_at(self._version + 1)
-            if self._judge(self._version + 1, commit, token, self.schema()) is CommitOrigin.OURS:
-                ours = self._version + 1
-            self._version += 1
-            is_changed |= commit.alters
+        try:
+            while (nbytes := self._next_bytes(failure)) is not None:
+                limit.spend(nbytes, self.uri)
+                version = self._version + 1
+                commit = self._commit_at(version)
+                if self._judge(version, commit, token, self.schema()) is CommitOrigin.OURS:
+                    ours = version
+                self._version = version
+                is_changed |= commit.alters
+        finally:  # ours follow them
+            self._sync(*range(known + 1, self._version + 1))
         if self._version > known:
             self._table = None
         if is_changed:
@@ -437,7 +449,7 @@ class AppendLog(TableLog):
     def _commit(self, attempt: Callable[[str], None]) -> int:
         if self.store.syncs:
             self.ensure_unreplaced()
-        token = uuid.uuid4().hex
+        token, limit = uuid.uuid4().hex, _between()
         for _ in range(ATTEMPTS):
             with storage_faults(self.uri):
                 # deltalake reads what other programs put there, and writes through a link
@@ -453,7 +465,7 @@ class AppendLog(TableLog):
             except (DeltaError, OSError) as error:
                 failure = error
                 self._doubt(expected)
-            committed = self._read_since(expected, token, failure)
+            committed = self._read_since(expected, token, failure, limit)
             if committed is not None:
                 self._sync(committed)
                 return committed
@@ -466,28 +478,36 @@ class AppendLog(TableLog):
         if not self.store.syncs:  # on a local file system a failed commit can't appear later
             self._writer.doubt(self.folder, version)
 
-    def _outrun_error(self) -> OperatorError:
-        return OperatorError(
+    def _outrun_error(self) -> FolderError:
+        return FolderError(
             f"lake table {self.uri}: another commit came first {ATTEMPTS} times in a row",
             remedy="run OPTIMIZE, VACUUM and ALTER on it less often",
         )
 
-    def _read_since(self, expected: int, token: str, failure: Exception | None) -> int | None:
+    def _read_since(
+        self, expected: int, token: str, failure: Exception | None, limit: ReadingLimit
+    ) -> int | None:
         """Refresh the handle and read the commits from `expected` on; return our own's version."""
         before = self.schema()
         self._refresh(must_reopen=failure is not None)
-        ours: int | None = None
-        for version in range(expected, self._version + 1):
-            if failure is None and version == expected == self._version:
-                return version  # compare-and-swap: it can't be another writer's
-            if self._judge(version, self._commit_at(version), token, before) is CommitOrigin.OURS:
-                ours = version
+        if failure is None and expected == self._version:
+            return expected  # compare-and-swap: it can't be another writer's
+        ours, judged = None, expected
+        try:
+            for version in range(expected, self._version + 1):
+                limit.spend(self.commit_bytes(version) or 0, self.uri)
+                commit = self._commit_at(version)
+                if self._judge(version, commit, token, before) is CommitOrigin.OURS:
+                    ours = version
+                judged = version + 1
+        finally:  # ours follow them
+            self._sync(*range(expected, judged))
         return ours
 
     def _judge(
         self, version: int, commit: Commit, token: str, before: pa.Schema | None
     ) -> CommitOrigin:
-        """Refuse a commit of another writer; make one without data durable, as ours follow it.
+        """Refuse a commit of another writer.
 
         `before`: the schema that the commit follows. A commit that drops a column is refused too.
         """
@@ -516,7 +536,6 @@ class AppendLog(TableLog):
         if verdict is CommitOrigin.FOREIGN:
             raise self._intruder_error(version, commit)
         if verdict is CommitOrigin.WITHOUT_DATA:
-            self._sync(version)
             given = commit.schema_json
             if given is not None and before is not None:
                 self.refuse_lost(before, arrow_schema(given, self.uri))
@@ -541,6 +560,10 @@ class AppendLog(TableLog):
             self._table.update_incremental()  # the log was checked just before the commit
         self._version = self._table.version()
         self._read_state()
+
+
+def _between() -> ReadingLimit:
+    return ReadingLimit(MOST_BETWEEN, MOST_BETWEEN_BYTES)
 
 
 def _add(fragment: Fragment) -> AddAction:
