@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from ingestd.failpoints import reach
@@ -42,7 +41,7 @@ from ingestd.lake.delta.commit import (
 from ingestd.lake.delta.log import RESUMES, AcceptTorn, ReadingLimit, TableLog, arrow_schema
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log
 from ingestd.lake.fencing import WriterIdentity
-from ingestd.lake.store.errors import storage_fault, storage_faults
+from ingestd.lake.store.errors import is_library_error, storage_fault, storage_faults
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
 from ingestd.ports import Fragment
@@ -172,7 +171,6 @@ class AppendLog(TableLog):
     ) -> int:
         """Create the table, with its first rows in the same commit. Return the version."""
         known = {k: v for k, v in creation.configuration.items() if k.startswith("delta.")}
-        schema = Schema.from_arrow(creation.schema)
 
         def attempt(token: str) -> None:
             if self.exists:
@@ -181,7 +179,7 @@ class AppendLog(TableLog):
             self.store.make_folder(self.folder)
             create_table_with_add_actions(
                 self.uri,
-                schema,
+                Schema.from_arrow(creation.schema),
                 [_add(f) for f in fragments],
                 mode="error",
                 configuration=known,
@@ -194,11 +192,10 @@ class AppendLog(TableLog):
 
     def add_columns(self, fields: Sequence[pa.Field]) -> int:
         """Add columns, or fields of struct columns, without data. Return the version."""
-        added = Schema.from_arrow(pa.schema(fields)).fields
 
         def attempt(token: str) -> None:
             self.handle.alter.add_columns(
-                added,
+                Schema.from_arrow(pa.schema(fields)).fields,
                 commit_properties=self._properties(token, None),
                 post_commithook_properties=_NO_CLEANUP,
             )
@@ -458,11 +455,13 @@ class AppendLog(TableLog):
                 self.ensure_writable()
                 _ = self.handle  # at this version
             expected = self._version + 1
-            failure: DeltaError | OSError | None = None
+            failure: Exception | None = None
             try:
                 with self.store.calls.during(self.store, self.folder):
                     attempt(token)
-            except (DeltaError, OSError) as error:
+            except Exception as error:
+                if not is_library_error(error):
+                    raise
                 failure = error
                 self._doubt(expected)
             committed = self._read_since(expected, token, failure, limit)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 
 from ingestd.lake.delta.commit import (
     Commit,
@@ -238,12 +238,11 @@ class TableLog:
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         """Return a handle at that version or the newest, None if there is no table."""
-        try:
-            return open_table(self.store, self.folder, version)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise storage_fault(error, self.uri) from error
+        with storage_faults(self.uri):
+            try:
+                return open_table(self.store, self.folder, version)
+            except TableNotFoundError:
+                return None
 
     def _present(self, version: int | None = None) -> DeltaTable:
         table = self._open(version)
