@@ -536,6 +536,7 @@ class DeltaLake:
     def _taken_over(self) -> Notice | None:
         """Return a notice if another wrote last. Raise OperatorError if it took over from us."""
         signed = self._own_logs[0].newest_writer() if self._is_claimed else None
+        self._writer.forget_claims_after(signed)
         self._writer.refuse_if_taken_over(signed, self.store.uri(""))
         return self._writer.takes_over(signed, self.store.uri(""))
 

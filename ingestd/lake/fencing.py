@@ -47,6 +47,11 @@ class WriterIdentity:
         self._claimed.add(folder)
         return is_first
 
+    def forget_claims_after(self, signed: str | None) -> None:
+        """Let claims of a takeover count as first ones again if another wrote `_epochs` last."""
+        if signed not in {None, self.name}:
+            self._claimed.clear()
+
     def other_claim(self, signed: str | None) -> str | None:
         """Return the claim of a commit's signer, None if this claim proves that it has ended.
 

@@ -279,7 +279,8 @@ class AppendLog(TableLog):
 
     def ensure_latest(self) -> None:
         """Raise as an append would if another ingestd has committed since; commit nothing."""
-        self._read_intervening(uuid.uuid4().hex, None, _between())
+        if self.exists:
+            self._read_intervening(uuid.uuid4().hex, None, _between())
 
     # --- appends without a handle -----------------------------------------------------------
 

@@ -88,6 +88,25 @@ async def test_one_writer_another_claim_is_noticed_in_epochs(lake: Path) -> None
     assert not first.stopped
 
 
+async def test_one_writer_each_takeover_re_reads_what_came_between(lake: Path) -> None:
+    """Also where one process takes the lake back again and again: no table stops for that."""
+    writer = WriterIdentity(CLAIM)
+    for lsn in (100, 200, 300):
+        other = attempt(lake, WriterIdentity(CLAIM))
+        await other.start()
+        await other.append(lsn)
+        daemon = attempt(lake, writer)
+        await daemon.lake.open()
+        forge(log_of(lake), writer, "a commit")  # as of an epoch that it began before the fence
+        with pytest.raises(TransientError, match="another writer appended"):
+            await daemon.fence()
+        daemon = attempt(lake, writer)
+        await daemon.start()
+        await daemon.append(lsn + 50)
+        assert not daemon.stopped
+    assert ids_in(lake, "bad") == {100, 150, 200, 250, 300, 350}
+
+
 @pytest.mark.parametrize("kind", ["a fence", "a commit", "its own name"])
 async def test_a_forged_commit_at_each_start_is_re_read_once(lake: Path, kind: str) -> None:
     """Before the fence a real writer may have made it, so the lake is re-read, but only once."""
