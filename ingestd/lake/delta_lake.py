@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ingestd.lake.delta.append_log import AppendLog
+from ingestd.lake.delta.append_log import AppendLog, ClaimedTakeoverError
 from ingestd.lake.delta.read import read_batches
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable
@@ -38,7 +38,7 @@ from ingestd.lake.store.store import Store, linked, open_store
 from ingestd.lake.table_folders import raw_tables
 from ingestd.lake.threads import WorkerThreads, prefetch
 from ingestd.model.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
-from ingestd.model.errors import FolderError, OperatorError, TableError, TransientError
+from ingestd.model.errors import FolderError, OperatorError, TableError
 from ingestd.model.lake_state import (
     RAW_TABLE_MISSING,
     LakeState,
@@ -293,7 +293,8 @@ class DeltaLake:
         """
         raw = self.raw_table(table.id)
         schema = raw.plan_schema_for(raw_schema(table))
-        await self.jobs.run(self._load_table, raw, table, schema, fragments, watermark)
+        loading = self.jobs.run(self._load_table, raw, table, schema, fragments, watermark)
+        await self.of_table(table.id, loading)
         before = self._unlisted.get(table.id)
         self._unlisted[table.id] = unlisted if before is None else before.with_more(unlisted)
 
@@ -337,7 +338,12 @@ class DeltaLake:
     def _new_raw(self, table: TableId) -> RawTable:
         folder, app_id = self.layout.raw(table), self.layout.app_id(table)
         log = AppendLog(
-            self.store, folder, app_id, self._checkpoint_in_background, writer=self._writer
+            self.store,
+            folder,
+            app_id,
+            self._checkpoint_in_background,
+            writer=self._writer,
+            decides=False,
         )
         return RawTable(table, log)
 
@@ -350,11 +356,24 @@ class DeltaLake:
             async with self._reading_lock:  # one handle for a log
                 if table in self._damaged:
                     found = self._new_raw(table)
-                    await self.jobs.run(self._reload, found)
+                    await self.of_table(table, self.jobs.run(self._reload, found))
                     self._raw[table] = found
                     del self._damaged[table]
                     self._ends.pop(table, None)
         return self.raw_table(table)
+
+    async def of_table(self, table: TableId, work: Awaitable[T]) -> T:
+        """Await the work; raise a fault of the table's folder as the table's (I8).
+
+        If the folder's log claims a takeover, `_epochs` is asked first: raise as it does.
+        """
+        try:
+            return await work
+        except FolderError as error:
+            if isinstance(error, ClaimedTakeoverError):
+                async with self._epochs_lock:
+                    await self.jobs.run(self._epochs.ensure_not_taken_over)
+            raise self.set_damaged(table, error) from error
 
     def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
         """Return the fault as the table's; the table is re-read before its next use."""
@@ -506,21 +525,19 @@ class DeltaLake:
                     self.set_damaged(raw.id, FolderError(what))
 
     def _reload(self, raw: RawTable) -> None:
-        try:
-            with unreadable(raw.log.uri):
-                self._load_raw(raw)
-                refuse_foreign(raw.log)  # a new snapshot does not override other programs' rows
-                if raw.log.exists:
-                    unlisted = raw.rows_of_epoch(self._first_epoch)
-                    if _reach(raw, unlisted) > self._ends.get(raw.id, LAST):
-                        raise _beyond_server(raw, unlisted)
-                    raw.log.fence()
-        except FolderError as error:
-            raise self.set_damaged(raw.id, error) from error
+        with unreadable(raw.log.uri):
+            self._load_raw(raw)
+            refuse_foreign(raw.log)  # a new snapshot does not override other programs' rows
+            if raw.log.exists:
+                unlisted = raw.rows_of_epoch(self._first_epoch)
+                if _reach(raw, unlisted) > self._ends.get(raw.id, LAST):
+                    raise _beyond_server(raw, unlisted)
+                raw.log.fence()
 
     def _taken_over(self) -> Notice | None:
         """Return a notice if another wrote last. Raise OperatorError if it took over from us."""
         signed = self._own_logs[0].newest_writer() if self._is_claimed else None
+        self._writer.forget_claims_after(signed)
         self._writer.refuse_if_taken_over(signed, self.store.uri(""))
         return self._writer.takes_over(signed, self.store.uri(""))
 
@@ -554,16 +571,11 @@ class DeltaLake:
         """
         for log in self._own_logs:
             log.fence()
-        for table in set(self._list_raw_tables()) - self._raw.keys() - self._damaged.keys():
-            made = AppendLog(self.store, self.layout.raw(table), self.layout.app_id(table))
-            made.load()
-            if made.exists:
-                raise TransientError(
-                    f"lake table {made.uri}: another ingestd created it since the lake was read",
-                    reason="claimed",
-                    remedy="nothing to do: the lake is re-read",
-                )
-        self._each_usable(lambda raw: raw.log.fence())
+        made = set(self._list_raw_tables()) - self._raw.keys() - self._damaged.keys()
+        self._raw |= {table: self._new_raw(table) for table in made}
+        self._each_usable(_fence_raw)
+        self._raw = {t: raw for t, raw in self._raw.items() if t not in made or raw.log.exists}
+        self._epochs.ensure_not_taken_over()  # a claim of a takeover is believed of it alone
         self._writer.has_fenced = True
 
     # --- what is missing at a start ---------------------------------------------------------
@@ -650,6 +662,20 @@ class DeltaLake:
                 for table in raw_tables(self.store, self.layout, known)
                 if table in known or linked(self.store, self.layout.raw(table)) is None
             ]
+
+
+def _fence_raw(raw: RawTable) -> None:
+    """Fence a raw table; raise TransientError if a writer came between, once for each table."""
+    is_known = raw.log.exists
+    with raw.reread_once():
+        if not is_known:
+            raw.load()
+        if raw.log.exists and not is_known:
+            raise ClaimedTakeoverError(
+                f"lake table {raw.log.uri}: another ingestd created it since the lake was read",
+                remedy="nothing to do: the lake is re-read",
+            )
+        raw.log.fence()
 
 
 def _reach(raw: RawTable, unlisted: RowRange | None) -> Lsn:

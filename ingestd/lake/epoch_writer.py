@@ -185,7 +185,7 @@ class DeltaEpochWriter:
             return
         while self._own_waiting_bytes() and self._waiting_bytes() > self._lake.buffer_bytes // 2:
             largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
-            await self._of_table(largest, largest.sink.spill())
+            await self._lake.of_table(largest.raw.id, largest.sink.spill())
             await self._trim_if_due()
         await self._trim()
 
@@ -213,7 +213,7 @@ class DeltaEpochWriter:
             if kept_bytes <= limit_bytes / 2:
                 break
             kept_bytes -= part.sink.open_bytes
-            closing.append(self._of_table(part, part.sink.close_file()))
+            closing.append(self._lake.of_table(part.raw.id, part.sink.close_file()))
         await gather_fail_fast(closing)
 
     def _waiting_bytes(self) -> int:
@@ -233,13 +233,6 @@ class DeltaEpochWriter:
         found = zip(parts, finished, strict=True)
         return [(part, files) for part, files in found if files is not None]
 
-    async def _of_table(self, part: _TablePart, work: Awaitable[T]) -> T:
-        """Await the work; raise a fault of the table's folder as the table's (I8)."""
-        try:
-            return await work
-        except FolderError as error:
-            raise self._lake.set_damaged(part.raw.id, error) from error
-
     async def _unless_failed(
         self, part: _TablePart, work: Awaitable[T], *, commits: bool = False
     ) -> T | None:
@@ -248,7 +241,7 @@ class DeltaEpochWriter:
         `commits`: the files stay, as a commit that failed here may still arrive in the store.
         """
         try:
-            return await self._of_table(part, work)
+            return await self._lake.of_table(part.raw.id, work)
         except TableError as error:
             self._failed.append(error)
             self._parts.pop(part.raw.id, None)

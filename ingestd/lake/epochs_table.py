@@ -183,6 +183,10 @@ class EpochTable:
         except ReplacedError as error:
             raise LakeLostError(error.what, remedy=error.remedy) from error
 
+    def ensure_not_taken_over(self) -> None:
+        """Raise TransientError or OperatorError if another process has taken over."""
+        self._log.ensure_latest()
+
     def ensure_not_fenced(self) -> None:
         """Make an empty durable commit, which fails if another process has fenced the table."""
         self._log.commit_files([])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -15,8 +16,8 @@ import pyarrow.compute as pc
 from ingestd.failpoints import lost, reach
 from ingestd.lake.delta.append_log import (
     CHECKPOINT_INTERVAL,
-    AppendedByAnotherError,
     AppendLog,
+    ClaimedTakeoverError,
     Creation,
 )
 from ingestd.lake.delta.file_statistics import has_statistics
@@ -219,14 +220,22 @@ class RawTable:
     def make(self, table: Table, schema: pa.Schema) -> None:
         """Create the table in the lake, without rows. Blocks.
 
-        Raise TransientError if another process created it since the lake was read.
+        If another process created it since the lake was read, raise as `reread_once` does.
         """
         reach("sink.raw_create.before", lost)
-        try:
+        with self.reread_once():
             self.log.create(_creation(table, schema))
-        except AppendedByAnotherError as error:
-            raise TransientError(error.what, reason="claimed", remedy=error.remedy) from error
         reach("sink.raw_create.after", lost)
+
+    @contextmanager
+    def reread_once(self) -> Iterator[None]:
+        """Raise the first ClaimedTakeoverError as TransientError: the lake is re-read."""
+        try:
+            yield
+        except ClaimedTakeoverError as error:
+            if not self.log.is_first_claim():
+                raise
+            raise TransientError(error.what, reason="claimed", remedy=error.remedy) from error
 
     def commit(
         self,

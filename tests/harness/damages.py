@@ -77,6 +77,15 @@ def _field(name: str, kind: str) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": True, "metadata": {}}
 
 
+_NO_TYPES = {
+    "name": "more",
+    "type": {"type": "array", "elementType": "void", "containsNull": True},
+    "nullable": True,
+    "metadata": {},
+}
+"""An array without a type of its elements."""
+
+
 def _map_columns(fields: dict[str, Any]) -> None:
     """Add ids and physical names for column mapping: the logical names, as in Spark."""
     numbers = itertools.count(1)
@@ -177,8 +186,11 @@ ALTERED: dict[str, Damage] = {
     "mapped_dropped": lambda f: _alter(f, _drop_mapped, properties=_MAPPED, version=(2, 5)),
     "column_dropped": lambda f: _alter(f, lambda fields: fields.pop("note")),
     "column_retyped": lambda f: _alter(f, lambda fields: fields["note"].update(type="binary")),
-    "column_void": lambda f: _alter(f, lambda fields: fields["note"].update(type="void")),
-    "void_added": lambda f: _alter(f, lambda fields: fields.update(more=_field("more", "void"))),
+    "column_of_no_type": lambda f: _alter(
+        f, lambda fields: fields.update(more=_field("more", "void"))
+    ),
+    "column_of_no_types": lambda f: _alter(f, lambda fields: fields.update(more=_NO_TYPES)),
+    "column_untyped": lambda f: _alter(f, lambda fields: fields["note"].update(type="void")),
 }
 """Changes by another engine, without rows, that must not be overwritten."""
 HARMLESS: dict[str, Damage] = {

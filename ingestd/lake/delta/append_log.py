@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from ingestd.failpoints import reach
@@ -39,10 +38,10 @@ from ingestd.lake.delta.commit import (
     commit_path,
     commit_text,
 )
-from ingestd.lake.delta.log import RESUMES, AcceptTorn, TableLog, arrow_schema
-from ingestd.lake.delta.log_files import ensure_readable_log
+from ingestd.lake.delta.log import RESUMES, AcceptTorn, ReadingLimit, TableLog, arrow_schema
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log
 from ingestd.lake.fencing import WriterIdentity
-from ingestd.lake.store.errors import storage_fault, storage_faults
+from ingestd.lake.store.errors import is_library_error, storage_fault, storage_faults
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
 from ingestd.ports import Fragment
@@ -56,6 +55,10 @@ since the checkpoint. In an object store, opening requests each of them several 
 REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when commits without data (OPTIMIZE) by others get in between."""
+MOST_BETWEEN = 256
+"""Maximum number of commits by others that are read for one commit. The epoch waits meanwhile: on a
+disk each of them takes an fsync, in a store a request."""
+MOST_BETWEEN_BYTES = 2 * MOST_COMMIT_BYTES
 
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
@@ -89,6 +92,14 @@ class ForeignCommitError(AppendedByAnotherError, FolderError):
     """A program other than ingestd appended: a fault of that table alone."""
 
 
+class ClaimedTakeoverError(AppendedByAnotherError, FolderError):
+    """A raw table's log looks as if another ingestd had written there.
+
+    It may be forged, so it is evidence about that table only: `_epochs`, which a real takeover
+    fences first, decides about the source.
+    """
+
+
 class ReplacedError(FolderError):
     """The commit that was last read or made is missing, as after the restore of a copy."""
 
@@ -98,7 +109,8 @@ class AppendLog(TableLog):
 
     `run_in_background`: runs work that need not be awaited (checkpoints), in any thread; the next
     append raises its error. A log has at most one such work at a time. `writer`: the process that
-    commits; by default a new identity.
+    commits; by default a new identity. `decides`: whether a takeover in this log is one of the
+    source; if not, it raises ClaimedTakeoverError.
     """
 
     def __init__(
@@ -109,9 +121,11 @@ class AppendLog(TableLog):
         run_in_background: RunInBackground = _run_at_once,
         *,
         writer: WriterIdentity | None = None,
+        decides: bool = True,
     ) -> None:
         super().__init__(store, folder, app_id)
         self._writer = writer or WriterIdentity()
+        self._decides = decides
         self._run_in_background = run_in_background
         self._commits = 0
         self._turn = turn_of(folder)
@@ -157,7 +171,6 @@ class AppendLog(TableLog):
     ) -> int:
         """Create the table, with its first rows in the same commit. Return the version."""
         known = {k: v for k, v in creation.configuration.items() if k.startswith("delta.")}
-        schema = Schema.from_arrow(creation.schema)
 
         def attempt(token: str) -> None:
             if self.exists:
@@ -166,7 +179,7 @@ class AppendLog(TableLog):
             self.store.make_folder(self.folder)
             create_table_with_add_actions(
                 self.uri,
-                schema,
+                Schema.from_arrow(creation.schema),
                 [_add(f) for f in fragments],
                 mode="error",
                 configuration=known,
@@ -179,11 +192,10 @@ class AppendLog(TableLog):
 
     def add_columns(self, fields: Sequence[pa.Field]) -> int:
         """Add columns, or fields of struct columns, without data. Return the version."""
-        added = Schema.from_arrow(pa.schema(fields)).fields
 
         def attempt(token: str) -> None:
             self.handle.alter.add_columns(
-                added,
+                Schema.from_arrow(pa.schema(fields)).fields,
                 commit_properties=self._properties(token, None),
                 post_commithook_properties=_NO_CLEANUP,
             )
@@ -229,8 +241,9 @@ class AppendLog(TableLog):
         No fence is needed if the newest commit is this process's own: other writers have read an
         older version. The exception is a failed commit of this process that may still appear, as
         it would take the next version. Raise TransientError if that commit, or another ingestd's,
-        was made since `load`; the fence is made after its rows all the same, so that a re-read
-        finds nothing newer. Raise ForeignCommitError if another program committed.
+        was made since `load` (ClaimedTakeoverError if this log does not decide); the fence is made
+        after its rows all the same, so that a re-read finds nothing newer. Raise ForeignCommitError
+        if another program committed.
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):
@@ -251,12 +264,23 @@ class AppendLog(TableLog):
                 self.load()
             else:
                 break
+        if isinstance(came_between, FolderError):
+            raise came_between
         if came_between is not None:
             raise TransientError(
                 f"lake table {self.uri}: another writer committed while this one took over",
                 reason="claimed",
                 remedy="nothing to do: the lake is re-read",
             ) from came_between
+
+    def is_first_claim(self) -> bool:
+        """See `WriterIdentity.is_first_claim`."""
+        return self._writer.is_first_claim(self.folder)
+
+    def ensure_latest(self) -> None:
+        """Raise as an append would if another ingestd has committed since; commit nothing."""
+        if self.exists:
+            self._read_intervening(uuid.uuid4().hex, None, _between())
 
     # --- appends without a handle -----------------------------------------------------------
 
@@ -273,6 +297,7 @@ class AppendLog(TableLog):
         token = uuid.uuid4().hex
         stamps = self._stamps(token, resume, is_fence=is_fence)
         content = commit_text(fragments, stamps, self._app_transactions(app_version))
+        limit = _between()
         for _ in range(ATTEMPTS):
             self.ensure_writable()
             failure: OSError | None = None
@@ -289,7 +314,7 @@ class AppendLog(TableLog):
                 self._last_put = self._version, token
                 committed: int | None = self._version
             else:
-                committed = self._read_intervening(token, failure)
+                committed = self._read_intervening(token, failure, limit)
             if committed is not None:
                 # The content was durable before the name existed.
                 with storage_faults(self.uri):
@@ -317,27 +342,35 @@ class AppendLog(TableLog):
         every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
         return (version + self._turn) % every == 0
 
-    def _has_next(self, failure: OSError | None) -> bool:
-        """Return whether there is a next commit; if unknown, raise the fault of the put."""
+    def _next_bytes(self, failure: OSError | None) -> int | None:
+        """Return the size of the next commit, if any; if unknown, raise the fault of the put."""
         try:
-            return self.has_commit(self._version + 1)
+            return self.commit_bytes(self._version + 1)
         except IngestdError:
             if failure is None:
                 raise
             raise storage_fault(failure, self.uri) from failure
 
-    def _read_intervening(self, token: str, failure: OSError | None) -> int | None:
+    def _read_intervening(
+        self, token: str, failure: OSError | None, limit: ReadingLimit
+    ) -> int | None:
         """Read the commits since this version, without listing; return our own if it exists."""
         ours: int | None = None
-        is_changed = False
-        while self._has_next(failure):
-            commit = self._commit_at(self._version + 1)
-            if self._judge(self._version + 1, commit, token, self.schema()) is CommitOrigin.OURS:
-                ours = self._version + 1
-            self._version += 1
-            is_changed |= commit.alters
-        if is_changed:
+        known, is_changed = self._version, False
+        try:
+            while (nbytes := self._next_bytes(failure)) is not None:
+                limit.spend(nbytes, self.uri)
+                version = self._version + 1
+                commit = self._commit_at(version)
+                if self._judge(version, commit, token, self.schema()) is CommitOrigin.OURS:
+                    ours = version
+                self._version = version
+                is_changed |= commit.alters
+        finally:  # ours follow them
+            self._sync(*range(known + 1, self._version + 1))
+        if self._version > known:
             self._table = None
+        if is_changed:
             _ = self.handle  # at the last commit that was judged
             self._read_state()
         return ours
@@ -414,7 +447,7 @@ class AppendLog(TableLog):
     def _commit(self, attempt: Callable[[str], None]) -> int:
         if self.store.syncs:
             self.ensure_unreplaced()
-        token = uuid.uuid4().hex
+        token, limit = uuid.uuid4().hex, _between()
         for _ in range(ATTEMPTS):
             with storage_faults(self.uri):
                 # deltalake reads what other programs put there, and writes through a link
@@ -423,14 +456,16 @@ class AppendLog(TableLog):
                 self.ensure_writable()
                 _ = self.handle  # at this version
             expected = self._version + 1
-            failure: DeltaError | OSError | None = None
+            failure: Exception | None = None
             try:
                 with self.store.calls.during(self.store, self.folder):
                     attempt(token)
-            except (DeltaError, OSError) as error:
+            except Exception as error:
+                if not is_library_error(error):
+                    raise
                 failure = error
                 self._doubt(expected)
-            committed = self._read_since(expected, token, failure)
+            committed = self._read_since(expected, token, failure, limit)
             if committed is not None:
                 self._sync(committed)
                 return committed
@@ -443,33 +478,48 @@ class AppendLog(TableLog):
         if not self.store.syncs:  # on a local file system a failed commit can't appear later
             self._writer.doubt(self.folder, version)
 
-    def _outrun_error(self) -> OperatorError:
-        return OperatorError(
+    def _outrun_error(self) -> FolderError:
+        return FolderError(
             f"lake table {self.uri}: another commit came first {ATTEMPTS} times in a row",
             remedy="run OPTIMIZE, VACUUM and ALTER on it less often",
         )
 
-    def _read_since(self, expected: int, token: str, failure: Exception | None) -> int | None:
+    def _read_since(
+        self, expected: int, token: str, failure: Exception | None, limit: ReadingLimit
+    ) -> int | None:
         """Refresh the handle and read the commits from `expected` on; return our own's version."""
         before = self.schema()
         self._refresh(must_reopen=failure is not None)
-        ours: int | None = None
-        for version in range(expected, self._version + 1):
-            if failure is None and version == expected == self._version:
-                return version  # compare-and-swap: it can't be another writer's
-            if self._judge(version, self._commit_at(version), token, before) is CommitOrigin.OURS:
-                ours = version
+        if failure is None and expected == self._version:
+            return expected  # compare-and-swap: it can't be another writer's
+        ours, judged = None, expected
+        try:
+            for version in range(expected, self._version + 1):
+                limit.spend(self.commit_bytes(version) or 0, self.uri)
+                commit = self._commit_at(version)
+                if self._judge(version, commit, token, before) is CommitOrigin.OURS:
+                    ours = version
+                judged = version + 1
+        finally:  # ours follow them
+            self._sync(*range(expected, judged))
         return ours
 
     def _judge(
         self, version: int, commit: Commit, token: str, before: pa.Schema | None
     ) -> CommitOrigin:
-        """Refuse a commit of another writer; make one without data durable, as ours follow it.
+        """Refuse a commit of another writer.
 
         `before`: the schema that the commit follows. A commit that drops a column is refused too.
         """
         verdict, signed = commit.judge(token), commit.writer
-        if verdict in {CommitOrigin.FENCE, CommitOrigin.FOREIGN} and signed == self._writer.name:
+        is_others = verdict in {CommitOrigin.FENCE, CommitOrigin.FOREIGN}
+        is_own = signed == self._writer.name
+        if is_others and not self._decides:
+            # Where no commit of this process is in doubt, one in its name is forged.
+            is_own = is_own and self._writer.is_in_doubt(self.folder, version - 1)
+            if not is_own:
+                raise self._intruder_error(version, commit)
+        if is_others and is_own:
             raise TransientError(
                 f"lake table {self.uri}: a commit that had failed appeared after all, as version"
                 f" {version}",
@@ -484,18 +534,20 @@ class AppendLog(TableLog):
                 remedy="stop one of the two; this one stands by until the other has stopped",
             )
         if verdict is CommitOrigin.FOREIGN:
-            is_ours = not commit.is_foreign_change
-            raise (AppendedByAnotherError if is_ours else ForeignCommitError)(
-                f"lake table {self.uri}: another writer appended version {version}",
-                remedy="stop the other daemon or job that writes there, or give this source"
-                " another name or lake; a raw table must have one writer only",
-            )
+            raise self._intruder_error(version, commit)
         if verdict is CommitOrigin.WITHOUT_DATA:
-            self._sync(version)
             given = commit.schema_json
             if given is not None and before is not None:
                 self.refuse_lost(before, arrow_schema(given, self.uri))
         return verdict
+
+    def _intruder_error(self, version: int, commit: Commit) -> OperatorError:
+        claimed = AppendedByAnotherError if self._decides else ClaimedTakeoverError
+        return (ForeignCommitError if commit.is_foreign_change else claimed)(
+            f"lake table {self.uri}: another writer appended version {version}",
+            remedy="stop the other daemon or job that writes there, or give this source"
+            " another name or lake; a raw table must have one writer only",
+        )
 
     def _refresh(self, *, must_reopen: bool) -> None:
         self._commits += 1
@@ -508,6 +560,10 @@ class AppendLog(TableLog):
             self._table.update_incremental()  # the log was checked just before the commit
         self._version = self._table.version()
         self._read_state()
+
+
+def _between() -> ReadingLimit:
+    return ReadingLimit(MOST_BETWEEN, MOST_BETWEEN_BYTES)
 
 
 def _add(fragment: Fragment) -> AddAction:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 
 from ingestd.lake.delta.commit import (
     Commit,
@@ -27,14 +27,43 @@ from ingestd.lake.schema_evolution import lost_fields
 from ingestd.lake.store.errors import storage_fault, storage_faults, truncated_log_error, unreadable
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, OperatorError
+from ingestd.model.schema import lake_type_name
 
-MOST_VERSION = 1 << 48
-"""At a thousand commits a second this takes 9,000 years. Later versions are not believed: `_epochs`
-has a version as 64 bits."""
 _MOST_REPAIRS = 2
 """A power failure leaves a commit and a checkpoint incomplete."""
 RESUMES = "ingestd.resumes"
 """Table property: commits of this table may carry resume texts; without it none is searched."""
+
+MOST_BACK = 10_000
+"""Maximum number of commits that are searched back from the newest. Each start of a daemon may have
+added one without data to a table that has no changes."""
+MOST_BACK_BYTES = 4 * MOST_COMMIT_BYTES
+MOST_VERSION = 1 << 48
+"""Higher versions are not believed: those that follow must fit in the 64 bits of `_epochs`."""
+
+
+@dataclass(slots=True)
+class ReadingLimit:
+    """How many commits, and bytes of them, are still read before the table stops.
+
+    All tables of a source wait for the reading of one.
+    """
+
+    commits: int
+    nbytes: int
+
+    def spend(self, nbytes: int, uri: str) -> None:
+        """Count a commit before it is read. Raise FolderError beyond the limit.
+
+        A single commit that is too large is refused where it is read.
+        """
+        self.commits -= 1
+        self.nbytes -= min(nbytes, MOST_COMMIT_BYTES)
+        if self.commits < 0 or self.nbytes < 0:
+            raise FolderError(
+                f"lake table {uri}: too many commits without rows, or too large ones, in a row",
+                remedy="stop the program that commits there, and put the folder back from a copy",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +179,29 @@ class TableLog:
 
     def others_commits(self) -> Iterator[tuple[int, Commit]]:
         """Yield the commits of other programs above the newest of ours, newest first."""
-        commit, number = self.newest_commit(), self._version
-        while commit is not None and not commit.is_ours:
+        newest = self.newest_commit()
+        if newest is None or newest.is_ours:
+            return
+        yield self._version, newest
+        for number, commit in self._back(self._version - 1):
+            if commit.is_ours:
+                return
             yield number, commit
-            number -= 1
-            commit = self._commit_at(number) if self.has_commit(number) else None
+
+    def _back(self, version: int) -> Iterator[tuple[int, Commit]]:
+        """Yield the commits from that version back to the oldest that the log has."""
+        limit = ReadingLimit(MOST_BACK, MOST_BACK_BYTES)
+        while (nbytes := self.commit_bytes(version)) is not None:
+            limit.spend(nbytes, self.uri)
+            yield version, self._commit_at(version)
+            version -= 1
 
     def ensure_columns_kept(self, commits: Sequence[tuple[int, Commit]]) -> None:
         """Raise FolderError if one of these commits (of `others_commits`) dropped a column."""
         given = [c.schema_json for _, c in commits if c.schema_json is not None]
         last = commits[-1][0] - 1 if commits else -1
         if given and self.has_commit(last):
-            before = pa.schema(self._present(last).schema().to_arrow())
+            before = lake_schema(self._present(last).schema(), self.uri)
             for schema in given:
                 self.refuse_lost(before, arrow_schema(schema, self.uri))
 
@@ -181,13 +221,11 @@ class TableLog:
 
     def newest_writer(self) -> str | None:
         """Return the writer of the newest signed commit; OPTIMIZE and ALTER are unsigned."""
-        commit, number = self.newest_commit(), self._version
-        while commit is not None:
-            if commit.writer is not None:
-                return commit.writer
-            number -= 1
-            commit = self._commit_at(number) if self.has_commit(number) else None
-        return None
+        newest = self.newest_commit()
+        if newest is None or newest.writer is not None:
+            return None if newest is None else newest.writer
+        signed = (commit.writer for _, commit in self._back(self._version - 1))
+        return next((writer for writer in signed if writer is not None), None)
 
     def ensure_own(self) -> None:
         """Raise FolderError if the log belongs to another table, whose folder was put here.
@@ -197,10 +235,8 @@ class TableLog:
         """
         if not self.exists or self.app_version() is not None:
             return
-        for number in range(self._version, -1, -1):
-            if not self.has_commit(number):
-                return
-            for app_id in self._commit_at(number).own_app_ids():
+        for _, commit in self._back(self._version):
+            for app_id in commit.own_app_ids():
                 raise FolderError(
                     f"lake table {self.uri}: its commits belong to {app_id}, not to {self.app_id}",
                     remedy="put the folder back from a copy",
@@ -208,12 +244,11 @@ class TableLog:
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         """Return a handle at that version or the newest, None if there is no table."""
-        try:
-            return open_table(self.store, self.folder, version)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise storage_fault(error, self.uri) from error
+        with storage_faults(self.uri):
+            try:
+                return open_table(self.store, self.folder, version)
+            except TableNotFoundError:
+                return None
 
     def _present(self, version: int | None = None) -> DeltaTable:
         table = self._open(version)
@@ -234,7 +269,7 @@ class TableLog:
             )
         with storage_faults(self.uri), unreadable(self.uri):
             self._state = _TableState(
-                pa.schema(table.schema().to_arrow()),
+                lake_schema(table.schema(), self.uri),
                 dict(table.metadata().configuration),
                 find_obstacle(_traits(table), removes_rows=self.removes_rows),
             )
@@ -274,13 +309,8 @@ class TableLog:
         """
         if RESUMES not in self.configuration():
             return ""
-        for number in range(self._version, -1, -1):
-            if not self.has_commit(number):
-                return ""
-            found = self._commit_at(number).resume(self.app_id)
-            if found is not None:
-                return found
-        return ""
+        found = (commit.resume(self.app_id) for _, commit in self._back(self._version))
+        return next((resume for resume in found if resume is not None), "")
 
     def configuration(self) -> dict[str, str]:
         """Return the table properties."""
@@ -294,24 +324,29 @@ class TableLog:
         if self.exists:
             self._sync(self._version)
 
-    def _sync(self, version: int) -> None:
-        """Make the log durable, up to this commit (I1)."""
-        if not self.store.syncs:
+    def _sync(self, *versions: int) -> None:
+        """Make these commits durable, and the folder once (I1)."""
+        if not self.store.syncs or not versions:
             return  # finding out which of the files exist would cost a store six requests
         log = f"{self.folder}/_delta_log"
-        commit, checkpoint = f"{version:020}.json", f"{version:020}.checkpoint.parquet"
         with storage_faults(self.uri):
             # A kill may have come between a checkpoint and the pointer to it.
-            written = (commit, checkpoint, "_last_checkpoint")
+            forms = (".json", ".checkpoint.parquet")
+            written = [f"{version:020}{form}" for version in versions for form in forms]
+            written.append("_last_checkpoint")
             names = [n for n in written if self.store.size(f"{log}/{n}") is not None]
             self.store.sync(log, names)
-            if version == 0:
+            if 0 in versions:
                 self.store.sync(self.folder, [])
 
     def has_commit(self, version: int) -> bool:
         """Return whether the log has that commit; old commits are removed in time."""
+        return self.commit_bytes(version) is not None
+
+    def commit_bytes(self, version: int) -> int | None:
+        """Return the size of a commit; None if the log does not have it."""
         with storage_faults(self.uri):
-            return version >= 0 and self.store.size(commit_path(self.folder, version)) is not None
+            return self.store.size(commit_path(self.folder, version)) if version >= 0 else None
 
     def _commit_at(self, version: int) -> Commit:
         with storage_faults(self.uri):
@@ -328,7 +363,25 @@ class TableLog:
 def arrow_schema(delta_json: str, uri: str) -> pa.Schema:
     """Parse the schema in a commit's `metaData` action. Raise FolderError."""
     with unreadable(uri):
-        return pa.schema(Schema.from_json(delta_json).to_arrow())
+        return lake_schema(Schema.from_json(delta_json), uri)
+
+
+def lake_schema(schema: Schema, uri: str) -> pa.Schema:
+    """Convert a table's schema. Raise FolderError if it has a type that ingestd does not know.
+
+    So all code may name the types of a loaded table.
+    """
+    with unreadable(uri):
+        found = pa.schema(schema.to_arrow())
+    for field in found:
+        try:
+            lake_type_name(field.type)
+        except TypeError as error:
+            raise FolderError(
+                f"lake table {uri}: another program added the column {field.name!a}: {error}",
+                remedy="put the folder back from a copy",
+            ) from error
+    return found
 
 
 def _traits(table: DeltaTable) -> TableTraits:

@@ -331,15 +331,26 @@ def _known(number: int, uri: str) -> IngestdError:
     return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
 
 
+def is_library_error(error: Exception) -> bool:
+    """Return whether deltalake or the system raised it.
+
+    deltalake raises some faults of a table, such as a column whose name differs from another's by
+    case only, as plain Exceptions; nothing else does.
+    """
+    return isinstance(error, (DeltaError, OSError)) or type(error) is Exception
+
+
 @contextmanager
 def storage_faults(uri: str) -> Iterator[None]:
     """Raise errors of the block as `storage_fault` classifies them."""
     try:
         yield
-    except (DeltaError, OSError) as error:
-        raise storage_fault(error, uri) from error
     except pa.ArrowInvalid as error:
         if not _DAMAGED.search(str(error)):  # a fault of the caller
+            raise
+        raise storage_fault(error, uri) from error
+    except Exception as error:
+        if not is_library_error(error):
             raise
         raise storage_fault(error, uri) from error
 

@@ -123,7 +123,7 @@ class Writer:
         for lsn in sent:
             for table in TRANSACTIONS[lsn]:
                 await writer.append_batch(inserts(table, lsn, lsn))
-        if writer.rows or self.found.unlisted is not None:
+        if writer.rows or self.found.unlisted:
             assert isinstance(writer, DeltaEpochWriter)
             tables = sorted(table.name for table in writer.tables)
             self.to_come = [*tables, "_epochs"]

@@ -20,7 +20,13 @@ from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
-from ingestd.model.errors import IngestdError, OperatorError, TableError, TransientError
+from ingestd.model.errors import (
+    FolderError,
+    IngestdError,
+    OperatorError,
+    TableError,
+    TransientError,
+)
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from tests.harness.waiting import await_until
@@ -28,6 +34,7 @@ from tests.unit.lake.rows import inserts, make_table, summary
 from tests.unit.lake.stores import StoreWithoutPut
 
 A, B = make_table("a"), make_table("b")
+T = pa.string()
 
 
 async def commit(lake: DeltaLake, lsn: int, *ids: int) -> None:
@@ -395,3 +402,15 @@ async def test_a_lake_below_a_folder_with_a_space_by_file_uri(tmp_path: Path) ->
     await commit(lake, 100, 1)
     again = DeltaLake(f"file://{tmp_path}/my%20lake", "shop")
     assert (await again.open()).watermarks == {TableId("public", "a"): 105}
+
+
+@pytest.mark.parametrize(
+    "added", [pa.field("ID", pa.string()), pa.field("x", pa.struct([("a", T), ("A", T)]))], ids=str
+)
+def test_isolated_names_that_differ_by_case_only(tmp_path: Path, added: pa.Field) -> None:
+    """deltalake raises a plain Exception for them."""
+    log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop")
+    log.create(Creation(pa.schema([("id", T)]), {}))
+    with pytest.raises(FolderError, match="Duplicate field name"):
+        log.add_columns([added])
+    assert log.version == 0

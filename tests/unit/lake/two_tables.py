@@ -1,0 +1,57 @@
+"""A source of two tables, good and bad, whose lake one attempt of a daemon writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.errors import TableError
+from tests.unit.lake import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ingestd.lake.fencing import WriterIdentity
+    from ingestd.lake.store.store import Store
+
+GOOD, BAD = rows.make_table("good"), rows.make_table("bad")
+
+
+def log_of(lake: Path) -> Path:
+    """Return the log of the bad table."""
+    return lake / "shop/public/bad/_delta_log"
+
+
+class Attempt:
+    """One attempt of a daemon. `stopped`: the tables that stopped, by name."""
+
+    def __init__(self, store: Store, writer: WriterIdentity | None = None) -> None:
+        self.lake = DeltaLake(store.uri(""), "shop", store=store, writer=writer)
+        self.stopped: dict[str, TableError] = {}
+
+    async def start(self) -> None:
+        """Open the lake, and take it over."""
+        self._record([*(await self.lake.open()).damaged.values()])
+        await self.fence()
+
+    async def fence(self) -> None:
+        """Take the lake over once it is open."""
+        self._record([*(await self.lake.fence()).values()])
+        await self.lake.adopt("server")
+
+    async def append(self, lsn: int) -> None:
+        """Commit an epoch with a row of each table, whose id is the LSN."""
+        writer = self.lake.begin_epoch()
+        for table in (GOOD, BAD):
+            try:
+                await writer.append_batch(rows.inserts(table, lsn, lsn))
+            except TableError as error:
+                self._record([error])
+        await writer.commit(rows.summary(lsn, lsn + 5), self._stop)
+
+    async def _stop(self, errors: Sequence[TableError]) -> None:
+        self._record(errors)
+
+    def _record(self, errors: Sequence[TableError]) -> None:
+        self.stopped |= {error.table.name: error for error in errors}
