@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from ingestd.failpoints import VARIABLE
 from ingestd.model.schema import TableId
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, registry
 from tests.harness.config import polling_config, wal_config
@@ -109,6 +110,11 @@ def excluding(tables: int) -> str:
 def is_recorded(lake: Path) -> bool:
     """Return whether the lake has states of all tables."""
     return len({row["table"] for row in registry(lake)}) > len(KINDS)
+
+
+def is_begun(lake: Path) -> bool:
+    """Return whether the tables are being read, so the slot exists."""
+    return any(row["state"] == "snapshotting" for row in registry(lake))
 
 
 def lost(daemon: Daemon) -> int:
@@ -240,6 +246,40 @@ def test_a_deleted_row_that_was_not_sent_is_found(
     await_state(daemon, lake, "big", "stopped")
     database.execute("INSERT INTO small VALUES (1, 'later')")
     assert_lake_equals_source(database, lake, tables=[SMALL])
+
+
+def test_a_table_created_again_stays_stopped(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str
+) -> None:
+    """Otherwise its owner could have all tables read again as often as they like."""
+    daemon = make_daemon(wal(database, lake))
+    daemon.start_ready()
+    for number in range(3):
+        database.execute(
+            f"INSERT INTO big SELECT 2, {deep}",
+            "DROP TABLE big",
+            "CREATE TABLE big (id int PRIMARY KEY, v jsonpath)",
+            f"INSERT INTO small VALUES ({number}, 'later')",
+        )
+        await_state(daemon, lake, "big", "stopped")
+        await_rows(lake, number + 1)
+    assert lost(daemon) == 1
+
+
+def test_a_row_not_sent_while_tables_are_read_again(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str
+) -> None:
+    """The slot of a source without a table that needs continuity is replaced, too."""
+    database.execute("CREATE TABLE second (id int PRIMARY KEY, v jsonpath)")
+    slowly = {VARIABLE: "capture.split.before=delay:1@1+"}
+    daemon = make_daemon(wal(database, lake), environment=slowly)
+    daemon.start()
+    await_until(lambda: is_begun(lake), LIMIT_S, daemon.tail)
+    database.execute(f"INSERT INTO second SELECT 2, {deep}", "DELETE FROM second")
+    await_state(daemon, lake, "second", "stopped")
+    await_state(daemon, lake, "small", "live")
+    database.execute("INSERT INTO small VALUES (1, 'later')")
+    await_rows(lake, 1)
 
 
 @pytest.mark.thorough

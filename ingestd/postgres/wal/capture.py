@@ -229,7 +229,8 @@ class WalCapture:
                 exported = await prepare_slot(
                     control,
                     self._settings,
-                    renew=renew,
+                    # Also where no table needs continuity: the stream would never pass the row.
+                    renew=renew or self._decode_gap.why(self._settings.publication) is not None,
                     unread_above=unread_above,
                     where=self._where,
                 )
