@@ -34,6 +34,7 @@ SMALL = TableId("public", "small")
 OUTPUTS = {"0A000": "trigger_out", "XX000": "pg_ndistinct_out", "22P03": "enum_out"}
 """Output functions of the server that fail for texts, as an extension's may, by their code."""
 DEEP = "('$' || repeat('.a', {n}))::jsonpath"
+KEYLESS = "CREATE TABLE keyless (note text); ALTER TABLE keyless REPLICA IDENTITY FULL"
 KINDS = {
     "jsonpath": ("jsonpath", "54001"),
     "jsonpath[]": ("jsonpath[]", "54001"),
@@ -110,6 +111,15 @@ def excluding(tables: int) -> str:
 def is_recorded(lake: Path) -> bool:
     """Return whether the lake has states of all tables."""
     return len({row["table"] for row in registry(lake)}) > len(KINDS)
+
+
+def commit_with_row(database: Database, deep: str) -> None:
+    """Commit a row that can't be sent, with rows of other tables."""
+    with database.connect(autocommit=False) as connection:
+        connection.execute("INSERT INTO small VALUES (1, 'with the row')")
+        connection.execute("INSERT INTO keyless VALUES ('with the row')")
+        connection.execute(f"INSERT INTO big SELECT 2, {deep}".encode())
+        connection.commit()
 
 
 def is_begun(lake: Path) -> bool:
@@ -280,6 +290,58 @@ def test_a_row_not_sent_while_tables_are_read_again(
     await_state(daemon, lake, "small", "live")
     database.execute("INSERT INTO small VALUES (1, 'later')")
     await_rows(lake, 1)
+
+
+@pytest.mark.parametrize("held", ["big", "all", "row"])
+def test_an_open_transaction_holds_up_no_other_table(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str, held: str
+) -> None:
+    """The slot passes the row without waiting for it; what it writes is complete in the end."""
+    database.execute(KEYLESS)
+    daemon = make_daemon(wal(database, lake))
+    daemon.start_ready()
+    with database.connect(autocommit=False) as connection:
+        row = deep if held == "row" else "'$'"
+        connection.execute(f"INSERT INTO big SELECT 3, {row}".encode())
+        if held == "all":
+            connection.execute("INSERT INTO small VALUES (100, 'open')")
+            connection.execute("INSERT INTO keyless VALUES ('open')")
+        commit_with_row(database, deep)
+        await_until(lambda: lost(daemon), LIMIT_S, daemon.tail)
+        database.execute("INSERT INTO small VALUES (2, '')", "INSERT INTO keyless VALUES ('later')")
+        await_rows(lake, 2)
+        await_state(daemon, lake, "small", "live")
+        await_state(daemon, lake, "big", "stopped")
+        connection.execute("INSERT INTO small VALUES (101, 'open')")
+        connection.commit()
+    assert_lake_equals_source(database, lake, tables=[SMALL, TableId("public", "keyless")])
+    assert lost(daemon) == (2 if held == "row" else 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_kill_while_the_slot_passes_a_row_loses_nothing(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str, *, is_open: bool
+) -> None:
+    database.execute(KEYLESS)
+    daemon = make_daemon(wal(database, lake))
+    daemon.start_ready()
+    daemon.sigterm()
+    slowly = make_daemon(
+        wal(database, lake), "slow", environment={VARIABLE: "capture.split.before=delay:3@1+"}
+    )
+    with database.connect(autocommit=False) as connection:
+        if is_open:
+            connection.execute("INSERT INTO small VALUES (100, 'open')")
+        commit_with_row(database, deep)
+        slowly.start()
+        await_until(lambda: lost(slowly), LIMIT_S, slowly.tail)
+        await_state(slowly, lake, "big", "stopped")
+        slowly.sigkill()
+        daemon.start()
+        database.execute("INSERT INTO small VALUES (2, '')", "INSERT INTO keyless VALUES ('later')")
+        connection.commit()
+    assert_lake_equals_source(database, lake, tables=[SMALL, TableId("public", "keyless")])
 
 
 @pytest.mark.thorough

@@ -209,13 +209,16 @@ class SlotDecodeGap:
     `lacks_publication`: it was created after changes that the slot has yet to send. `undecodable`:
     why the server fails at a row each time. `unsendable`: the tables that had such a row, by OID
     and by name, and why: the publication must not send their changes, nor those of a table that is
-    created in the place of one.
+    created in the place of one. `sent_completely`: tables, by OID, of which the slot sends every
+    change of transactions that end from now on, as it did when they were last live.
     """
 
     lacks_publication: bool = False
     undecodable: str = ""
     unsendable: dict[int | TableId, str] = field(default_factory=dict)
+    sent_completely: frozenset[int] = frozenset()
     monotonic: Callable[[], float] = time.monotonic
+    _is_moved: bool = False
     _failed_at: str = ""
     _failures: int = 0
     _renewed_at_s: list[float] = field(default_factory=list)
@@ -238,14 +241,17 @@ class SlotDecodeGap:
     def may_renew(self, suspects: Collection[int | TableId]) -> bool:
         """Return whether to replace the slot once more because of a row of one of `suspects`.
 
-        Only once in a while, unless the row's table is known, and can be kept out from now on.
+        Only once in a while, unless the row's table is known, and can be kept out from now on. A
+        slot that was moved still sends the table's rows of transactions that were open.
         """
-        is_news = len(suspects) > 0 and not self.unsendable.keys() & suspects
+        is_kept_out = bool(self.unsendable.keys() & suspects) and not self._is_moved
+        is_news = len(suspects) > 0 and not is_kept_out
         lately = len(self._renewed_lately())
         return lately == 0 or (is_news and lately < MOST_RENEWALS)
 
-    def renewed(self) -> None:
-        """Record that the slot was replaced by a new one."""
+    def renewed(self, *, is_moved: bool = False) -> None:
+        """Record that the slot was replaced by a new one, or moved past the row."""
+        self._is_moved = is_moved
         if self.undecodable:
             self._renewed_at_s = [*self._renewed_lately(), self.monotonic()]
         self.lacks_publication, self.undecodable, self._failed_at = False, "", ""

@@ -60,3 +60,12 @@ def test_new_tables_do_not_replace_the_slot_without_end() -> None:
     assert allowed == [True] * MOST_RENEWALS + [False] * MOST_RENEWALS
     now[0] = RENEW_PAUSE_S
     assert gap.may_renew({100})
+
+
+def test_a_moved_slot_may_pass_another_row_of_the_table() -> None:
+    gap = SlotDecodeGap(unsendable={7: "a row"}, undecodable="a row")
+    gap.renewed(is_moved=True)
+    assert gap.may_renew({7})
+    gap.undecodable = "a row"
+    gap.renewed()
+    assert not gap.may_renew({7})
