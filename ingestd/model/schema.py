@@ -66,10 +66,10 @@ class Column:
     format_type() writes it (``numeric(12,2)``); empty if only a RELATION message described the
     column. `identity` is True for a column of the replica identity. `missing` is the text that rows
     written before the column existed have in the source (pg_attribute.attmissingval), None if none;
-    `unread_bytes`: its size if it is too large to be read. `stored_as` is the lake column's name if
-    it differs from the source's: the type has changed (``name__v2``), or another name differs only
-    by case. `is_override` is True if the config chose `type`: a decimal then accepts any number it
-    holds exactly, however it is written. `mask` hides the values.
+    `unread`: why it can't be read. `stored_as` is the lake column's name if it differs from the
+    source's: the type has changed (``name__v2``), or another name differs only by case.
+    `is_override` is True if the config chose `type`: a decimal then accepts any number it holds
+    exactly, however it is written. `mask` hides the values.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Column:
     nullable: bool = True
     comment: str | None = None
     missing: str | None = None
-    unread_bytes: int = 0
+    unread: str = ""
     stored_as: str | None = None
     is_override: bool = False
     mask: Mask | None = None

@@ -54,7 +54,7 @@ from ingestd.pipeline.startup import Started, Startup
 from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.table_sync import TableSync
 from ingestd.pipeline.telemetry.source import SourceTelemetry
-from ingestd.ports import ChangeCapture, Resumed, Sink
+from ingestd.ports import ChangeCapture, Sink
 
 LEAST_IDLE_S = 0.1
 CLAIM_WITHIN_S = 1.0
@@ -245,7 +245,7 @@ class Pipeline:
         elif table_set.to_read():
             self._telemetry.enter(SourceState.SNAPSHOTTING)
             table_set.mark_newly_published()
-            if not isinstance(started.judgement.continuity, Resumed):  # at the new slot's own point
+            if started.may_begin_at_point:  # the new slot's own
                 # The first cut that a reader sees has all tables, unless they are too large.
                 snapshot_ids = await self._beside_background(table_sync.begin_first_snapshot())
                 epoch.awaits = set(snapshot_ids.values())

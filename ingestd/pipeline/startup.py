@@ -29,6 +29,7 @@ from ingestd.ports import (
     LakeLost,
     Lost,
     Prepared,
+    Resumed,
     Sink,
 )
 
@@ -54,11 +55,15 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A source that is ready: its tables are prepared, nothing has been read or streamed."""
+    """A source that is ready: its tables are prepared, nothing has been read or streamed.
+
+    `may_begin_at_point`: tables are read before the stream begins, where it begins.
+    """
 
     judgement: Judgement
     table_set: TableSet
     appender: EpochAppender
+    may_begin_at_point: bool = True
 
 
 class Startup:
@@ -110,8 +115,10 @@ class Startup:
         await self._record_lost(started)
         await self._sink.adopt(judgement.discovery.origin)
         await self._record_found(started)
-        table_set.apply_prepared(await self._prepare(judgement))
-        return started
+        prepared = await self._prepare(judgement)
+        table_set.apply_prepared(prepared)
+        is_resumed = isinstance(judgement.continuity, Resumed)
+        return replace(started, may_begin_at_point=not (is_resumed or prepared.is_moved))
 
     # --- 1: the lake -------------------------------------------------------------------------
 

@@ -34,11 +34,13 @@ class Prepared:
 
     `locked`: tables that it can't stream yet because another session holds a lock; prepare them
     again later. `storages`: for tables whose streaming has begun, the `Table.storage` that must be
-    recorded in `_tables`.
+    recorded in `_tables`. `is_moved`: the stream continues behind what was given up, while
+    transactions are open that a consistent point would have to wait for: tables are read beside it.
     """
 
     locked: frozenset[TableId] = frozenset()
     storages: Mapping[TableId, str] = field(default_factory=dict)
+    is_moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from ingestd.failpoints import VARIABLE
 from ingestd.model.schema import TableId
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, registry
 from tests.harness.config import polling_config, wal_config
@@ -33,6 +34,7 @@ SMALL = TableId("public", "small")
 OUTPUTS = {"0A000": "trigger_out", "XX000": "pg_ndistinct_out", "22P03": "enum_out"}
 """Output functions of the server that fail for texts, as an extension's may, by their code."""
 DEEP = "('$' || repeat('.a', {n}))::jsonpath"
+KEYLESS = "CREATE TABLE keyless (note text); ALTER TABLE keyless REPLICA IDENTITY FULL"
 KINDS = {
     "jsonpath": ("jsonpath", "54001"),
     "jsonpath[]": ("jsonpath[]", "54001"),
@@ -109,6 +111,20 @@ def excluding(tables: int) -> str:
 def is_recorded(lake: Path) -> bool:
     """Return whether the lake has states of all tables."""
     return len({row["table"] for row in registry(lake)}) > len(KINDS)
+
+
+def commit_with_row(database: Database, deep: str) -> None:
+    """Commit a row that can't be sent, with rows of other tables."""
+    with database.connect(autocommit=False) as connection:
+        connection.execute("INSERT INTO small VALUES (1, 'with the row')")
+        connection.execute("INSERT INTO keyless VALUES ('with the row')")
+        connection.execute(f"INSERT INTO big SELECT 2, {deep}".encode())
+        connection.commit()
+
+
+def is_begun(lake: Path) -> bool:
+    """Return whether the tables are being read, so the slot exists."""
+    return any(row["state"] == "snapshotting" for row in registry(lake))
 
 
 def lost(daemon: Daemon) -> int:
@@ -240,6 +256,92 @@ def test_a_deleted_row_that_was_not_sent_is_found(
     await_state(daemon, lake, "big", "stopped")
     database.execute("INSERT INTO small VALUES (1, 'later')")
     assert_lake_equals_source(database, lake, tables=[SMALL])
+
+
+def test_a_table_created_again_stays_stopped(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str
+) -> None:
+    """Otherwise its owner could have all tables read again as often as they like."""
+    daemon = make_daemon(wal(database, lake))
+    daemon.start_ready()
+    for number in range(3):
+        database.execute(
+            f"INSERT INTO big SELECT 2, {deep}",
+            "DROP TABLE big",
+            "CREATE TABLE big (id int PRIMARY KEY, v jsonpath)",
+            f"INSERT INTO small VALUES ({number}, 'later')",
+        )
+        await_state(daemon, lake, "big", "stopped")
+        await_rows(lake, number + 1)
+    assert lost(daemon) == 1
+
+
+def test_a_row_not_sent_while_tables_are_read_again(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str
+) -> None:
+    """The slot of a source without a table that needs continuity is replaced, too."""
+    database.execute("CREATE TABLE second (id int PRIMARY KEY, v jsonpath)")
+    slowly = {VARIABLE: "capture.split.before=delay:1@1+"}
+    daemon = make_daemon(wal(database, lake), environment=slowly)
+    daemon.start()
+    await_until(lambda: is_begun(lake), LIMIT_S, daemon.tail)
+    database.execute(f"INSERT INTO second SELECT 2, {deep}", "DELETE FROM second")
+    await_state(daemon, lake, "second", "stopped")
+    await_state(daemon, lake, "small", "live")
+    database.execute("INSERT INTO small VALUES (1, 'later')")
+    await_rows(lake, 1)
+
+
+@pytest.mark.parametrize("held", ["big", "all", "row"])
+def test_an_open_transaction_holds_up_no_other_table(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str, held: str
+) -> None:
+    """The slot passes the row without waiting for it; what it writes is complete in the end."""
+    database.execute(KEYLESS)
+    daemon = make_daemon(wal(database, lake))
+    daemon.start_ready()
+    with database.connect(autocommit=False) as connection:
+        row = deep if held == "row" else "'$'"
+        connection.execute(f"INSERT INTO big SELECT 3, {row}".encode())
+        if held == "all":
+            connection.execute("INSERT INTO small VALUES (100, 'open')")
+            connection.execute("INSERT INTO keyless VALUES ('open')")
+        commit_with_row(database, deep)
+        await_until(lambda: lost(daemon), LIMIT_S, daemon.tail)
+        database.execute("INSERT INTO small VALUES (2, '')", "INSERT INTO keyless VALUES ('later')")
+        await_rows(lake, 2)
+        await_state(daemon, lake, "small", "live")
+        await_state(daemon, lake, "big", "stopped")
+        connection.execute("INSERT INTO small VALUES (101, 'open')")
+        connection.commit()
+    assert_lake_equals_source(database, lake, tables=[SMALL, TableId("public", "keyless")])
+    assert lost(daemon) == (2 if held == "row" else 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_kill_while_the_slot_passes_a_row_loses_nothing(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str, *, is_open: bool
+) -> None:
+    database.execute(KEYLESS)
+    daemon = make_daemon(wal(database, lake))
+    daemon.start_ready()
+    daemon.sigterm()
+    slowly = make_daemon(
+        wal(database, lake), "slow", environment={VARIABLE: "capture.split.before=delay:3@1+"}
+    )
+    with database.connect(autocommit=False) as connection:
+        if is_open:
+            connection.execute("INSERT INTO small VALUES (100, 'open')")
+        commit_with_row(database, deep)
+        slowly.start()
+        await_until(lambda: lost(slowly), LIMIT_S, slowly.tail)
+        await_state(slowly, lake, "big", "stopped")
+        slowly.sigkill()
+        daemon.start()
+        database.execute("INSERT INTO small VALUES (2, '')", "INSERT INTO keyless VALUES ('later')")
+        connection.commit()
+    assert_lake_equals_source(database, lake, tables=[SMALL, TableId("public", "keyless")])
 
 
 @pytest.mark.thorough

@@ -137,28 +137,36 @@ class PgoutputDecoder:
         """Return whether a transaction has been returned in part, without its end."""
         return self._open is not None
 
-    def relations(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Return the OIDs of all relations received, and of those that no other message follows.
+    def relations(self) -> tuple[dict[int, TableId], frozenset[int]]:
+        """Return all relations received, by OID, and the OIDs of those that no message follows.
 
-        Not of partitions whose changes were received as their root's.
+        Not partitions whose changes were received as their root's. Raises ProtocolError.
         """
-        every, last = set(self._known) - self._partitions, set[int]()
+        every = {
+            oid: known.relation.id
+            for oid, known in self._known.items()
+            if oid not in self._partitions
+        }
+        last = set[int]()
         newest = None
-        if self._trailing_relation is not None:
-            last.add(self._trailing_relation.oid)
+        if (trailing := self._trailing_relation) is not None:
+            every[trailing.oid] = trailing.id
+            last.add(trailing.oid)
         for piece, (starts, ends) in self._held:
             messages = read_messages(bytes(piece), starts, ends, self._encoding)
-            for kind, oid in zip(messages.types.tolist(), messages.oids.tolist(), strict=True):
+            kinds, oids = messages.types.tolist(), messages.oids.tolist()
+            for kind, oid, start, end in zip(kinds, oids, starts, ends, strict=True):
                 if kind == RELATION:
-                    every.add(oid)
+                    message = bytes(piece[start:end])
+                    every[oid] = parse_relation(message, self._encoding).id
                     last.add(oid)
                     newest = oid
                 elif kind != TYPE:
                     if newest not in {None, oid} and IS_CHANGE[kind]:
-                        every.discard(newest)
+                        every.pop(newest, None)
                     last.clear()
                     newest = None
-        return frozenset(every), frozenset(last)
+        return every, frozenset(last)
 
     def resolve_again(self) -> None:
         """Resolve the tables of all relations again: others may be captured now.

@@ -16,7 +16,7 @@ from ingestd.decode.type_mapping import MOST_DEPTH, Types, is_number, is_too_dee
 from ingestd.decode.values.masks import masked_text
 from ingestd.model.errors import TableError, did_you_mean
 from ingestd.model.schema import Column, Mask, Table
-from ingestd.postgres.catalog.tables import MISSING_BYTES, qualified
+from ingestd.postgres.catalog.tables import qualified
 
 FULL = "f"
 
@@ -57,16 +57,14 @@ def controlled(
 
 
 def _refuse_unread(table: Table, column: Column) -> None:
-    """Raise TableError if a column's value for older rows is too large to be read."""
-    if not column.unread_bytes:
+    """Raise TableError if a column's value for older rows can't be read."""
+    if not column.unread:
         return
     raise TableError(
         table.id,
-        f"column {column.name!r} was added with a default of {column.unread_bytes / 1e6:.1f} MB,"
-        " which the catalog holds for older rows: with those of other columns it is more than"
-        f" {MISSING_BYTES / 1e6:.0f} MB",
-        remedy=f"exclude the column (`exclude_columns`), or VACUUM FULL {qualified(table.id)};"
-        " and restart",
+        f"column {column.name!r} was added with a default {column.unread}",
+        remedy="exclude the column (`exclude_columns`); or, if the server can output the value,"
+        f" VACUUM FULL {qualified(table.id)}; and restart",
     )
 
 
@@ -134,7 +132,7 @@ def _one(
             " section: its text is kept",
         )
     if kind == "null":
-        return replace(column, mask=Mask("null"), missing=None, nullable=True)
+        return replace(column, mask=Mask("null"), missing=None, unread="", nullable=True)
     return column
 
 

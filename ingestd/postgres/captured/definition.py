@@ -135,7 +135,7 @@ class Catalog:
                 c.type_oid,
                 c.typmod,
                 c.xmin,
-                c.missing is not None or c.missing_bytes is not None,
+                c.has_missing,
                 digest(c.name),
                 c.default_oid,
             )
@@ -519,6 +519,5 @@ def _bare(relation: int, number: int, column: Any) -> ColumnRow:  # noqa: ANN401
         pg_type="",
         nullable=True,
         comment=None,
-        missing=None,
         xmin=0,
     )

@@ -19,7 +19,8 @@ from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.bounded_text import at_most
 from ingestd.postgres.catalog.publication import Published
-from ingestd.postgres.catalog.table_faults import locked
+from ingestd.postgres.catalog.table_faults import locked, why_unreadable
+from ingestd.postgres.connection.errors import is_of_what_is_read
 
 NONE: Mapping[TableId, Published] = MappingProxyType({})
 """Nothing published."""
@@ -79,7 +80,9 @@ async def with_row_filters(
     try:
         async with connection.transaction():
             texts = await read_row_filters(connection, filtered)
-    except (*_LOCKED, psycopg.errors.ProgramLimitExceeded):
+    except psycopg.Error as error:
+        if not isinstance(error, _LOCKED) and not is_of_what_is_read(error):
+            raise
         for table, how in filtered.items():
             found[table] = await _with_row_filter(connection, table, how, last.get(table))
         return found
@@ -99,5 +102,11 @@ async def _with_row_filter(
         return replace(how, filter_fault=locked(table, "its row filter can't be read"))
     except psycopg.errors.ProgramLimitExceeded as error:
         fault = TableError(table, str(error), remedy="publish it with a shorter row filter")
+        return replace(how, filter_fault=fault)
+    except psycopg.Error as error:
+        if not is_of_what_is_read(error):
+            raise
+        what = f"its row filter can't be read: {why_unreadable(error)}"
+        fault = TableError(table, what, remedy="publish it with a simpler row filter")
         return replace(how, filter_fault=fault)
     return replace(how, row_filter=texts[table])

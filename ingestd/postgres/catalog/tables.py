@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.rows import args_row, class_row
 
@@ -20,6 +21,8 @@ from ingestd.model.errors import TableError
 from ingestd.model.schema import Column, ReplicaIdentity, Table, TableId, with_before
 from ingestd.ports import Refused
 from ingestd.postgres.catalog.bounded_text import at_most
+from ingestd.postgres.catalog.table_faults import find_unreadable, savepoint
+from ingestd.postgres.connection.errors import is_of_what_is_read
 from ingestd.postgres.connection.names import TYPE_NAME, refused_name, tables_apart
 from ingestd.postgres.connection.quoting import printed
 
@@ -78,15 +81,13 @@ MISSING_BYTES = 1 << 20
 COMMENT_BYTES = 1 << 20
 """The same for their comments. Those of the last columns are left out."""
 _THOSE_BEFORE = "PARTITION BY relation ORDER BY number"
-# A missing value is an array's only element; as the array's text it would depend on its delimiter.
-# For a partitioned table it is taken from the partitions that got the column together with it: one
-# that was attached later may have a different value.
+# For a partitioned table the missing value is taken from the partitions that got the column with
+# it: one that was attached later may have a different value.
 _COLUMNS = (
     f"""
 SELECT relation, number, name, type_oid, typmod, pg_type, nullable,
        {at_most(COMMENT_BYTES, "comment", of=_THOSE_BEFORE)} AS comment,
-       {at_most(MISSING_BYTES, "missing", of=_THOSE_BEFORE)} AS missing,
-       xmin, generated, default_oid, pg_catalog.octet_length(missing)
+       xmin, generated, default_oid, missing_in[1], missing_in[2]::int2
   FROM (
 SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
@@ -97,7 +98,7 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
             AND a.attnum = ANY(k.conkey)) AS nullable,
        pg_catalog."left"(d.description, 8192) AS comment,
        coalesce(
-         CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') END,
+         CASE WHEN a.atthasmissing THEN ARRAY[a.attrelid::int8, a.attnum] END,
          CASE WHEN c.relkind = 'p' THEN
            (WITH RECURSIVE tree AS (
               SELECT i.inhrelid AS oid FROM pg_catalog.pg_inherits i WHERE i.inhparent = a.attrelid
@@ -105,10 +106,9 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
               SELECT i.inhrelid FROM tree t
                 JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
                 JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
-            SELECT CASE WHEN l.atthasmissing
-                        THEN pg_catalog.array_to_string(l.attmissingval, '') END FROM tree
+            SELECT CASE WHEN l.atthasmissing THEN ARRAY[l.attrelid::int8, l.attnum] END FROM tree
               JOIN pg_catalog.pg_attribute l ON l.attrelid = tree.oid AND l.attname = a.attname
-             ORDER BY l.xmin = a.xmin DESC, l.atthasmissing DESC LIMIT 1) END) AS missing,
+             ORDER BY l.xmin = a.xmin DESC, l.atthasmissing DESC LIMIT 1) END) AS missing_in,
        a.xmin::text::int8 AS xmin, a.attgenerated <> '' AS generated,
        coalesce(CASE WHEN a.atthasdef THEN
          (SELECT d.oid FROM pg_catalog.pg_attrdef d
@@ -124,6 +124,18 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
  ORDER BY relation, number
 """
 )
+# A missing value is an array's only element; as the array's text it would depend on its delimiter.
+_MISSING = f"""
+SELECT relation, number, pg_catalog.octet_length(missing),
+       {at_most(MISSING_BYTES, "missing", of=_THOSE_BEFORE)}
+  FROM (
+SELECT v.relation, v.number, pg_catalog.array_to_string(a.attmissingval, '') AS missing
+  FROM ROWS FROM (pg_catalog.unnest(%s::int8[]), pg_catalog.unnest(%s::int2[]),
+                  pg_catalog.unnest(%s::oid[]), pg_catalog.unnest(%s::int2[]))
+       v (relation, number, holder, held)
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = v.holder AND a.attnum = v.held
+OFFSET 0) AS found
+"""  # noqa: S608 - constants
 _GENERATED = """
 SELECT attrelid::int8, attnum, attname::text FROM pg_catalog.pg_attribute
  WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated <> ''
@@ -198,7 +210,8 @@ class TableRow:
 class ColumnRow:
     """A column's row in pg_attribute: the result columns of `_COLUMNS`, in order.
 
-    `missing` is None if the table's values exceed MISSING_BYTES; `missing_bytes` is still set.
+    `missing_relation`, `missing_number`: the row of pg_attribute that has the missing value. It is
+    read apart: `missing`, or why it can't be read (`unread`).
     """
 
     relation: int
@@ -209,11 +222,18 @@ class ColumnRow:
     pg_type: str
     nullable: bool
     comment: str | None
-    missing: str | None
     xmin: int
     generated: bool = False
     default_oid: int = 0
-    missing_bytes: int | None = None
+    missing_relation: int | None = None
+    missing_number: int | None = None
+    missing: str | None = None
+    unread: str = ""
+
+    @property
+    def has_missing(self) -> bool:
+        """Return whether rows from before the column have a value in it."""
+        return self.missing_relation is not None
 
 
 async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
@@ -257,7 +277,59 @@ async def list_columns(
     for column in columns:
         if not column.generated or column.name in generated.get(column.relation, ()):
             by_table.setdefault(column.relation, []).append(column)
-    return {oid: _apart(found) for oid, found in by_table.items()}
+    held = {oid: f for oid, of in by_table.items() if (f := [c for c in of if c.has_missing])}
+    missing = await _read_missing(connection, held)
+    return {
+        oid: _apart([missing.get((oid, c.number), c) for c in found])
+        for oid, found in by_table.items()
+    }
+
+
+async def _read_missing(
+    connection: AsyncConnection[Any], held: Mapping[int, Sequence[ColumnRow]]
+) -> dict[tuple[int, int], ColumnRow]:
+    """Return these columns, by table and number, with their missing values.
+
+    The server calls the output functions of their types, which fail for some values. The usual case
+    is one query and a savepoint, if there are any.
+    """
+
+    async def read(columns: Sequence[ColumnRow]) -> list[tuple[Any, ...]]:
+        places = [(c.relation, c.number, c.missing_relation, c.missing_number) for c in columns]
+        cursor = await connection.execute(_MISSING, [list(p) for p in zip(*places, strict=True)])
+        return await cursor.fetchall()
+
+    columns = [c for found in held.values() for c in found]
+    if not columns:
+        return {}
+    unreadable: dict[ColumnRow, str] = {}
+    try:
+        async with savepoint(connection):
+            rows = await read(columns)
+    except psycopg.Error as error:
+        if not is_of_what_is_read(error):
+            raise
+        for found in held.values():
+            unreadable |= await find_unreadable(connection, found, read)
+        left = [c for c in columns if c not in unreadable]
+        rows = await read(left) if left else []
+    values = {(oid, number): (size, text) for oid, number, size, text in rows}
+    return {
+        (c.relation, c.number): replace(c, unread=f"whose value can't be read: {unreadable[c]}")
+        if c in unreadable
+        else _with_missing(c, *values[c.relation, c.number])
+        for c in columns
+    }
+
+
+def _with_missing(column: ColumnRow, nbytes: int | None, missing: str | None) -> ColumnRow:
+    if missing is not None or nbytes is None:
+        return replace(column, missing=missing)
+    unread = (
+        f"of {nbytes / 1e6:.1f} MB, which the catalog holds for older rows: with those of other"
+        f" columns it is more than {MISSING_BYTES / 1e6:.0f} MB"
+    )
+    return replace(column, unread=unread)
 
 
 def _apart(columns: Sequence[ColumnRow]) -> tuple[ColumnRow, ...]:
@@ -336,7 +408,7 @@ def table_of(row: TableRow, columns: Sequence[ColumnRow], types: Types) -> Table
                 nullable=c.nullable,
                 comment=c.comment,
                 missing=c.missing,
-                unread_bytes=(c.missing_bytes or 0) if c.missing is None else 0,
+                unread=c.unread,
             )
             for c in columns
         ),

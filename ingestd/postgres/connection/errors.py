@@ -309,13 +309,21 @@ def is_of_a_row(error: BaseException | None) -> bool:
     """
     if isinstance(error, psycopg.errors.OutOfMemory):
         return failed_row_at(error) is not None
-    if not isinstance(error, psycopg.Error) or isinstance(_by_code(error), str):
-        return False
-    if (error.sqlstate or "08")[:2] in OF_THE_SERVER:
+    if not isinstance(error, psycopg.Error) or not is_of_what_is_read(error):
         return False
     if why_unsendable(error) is not None or isinstance(error, psycopg.DataError):
         return True
     return failed_row_at(error) is not None
+
+
+def is_of_what_is_read(error: psycopg.Error) -> bool:
+    """Return whether a query failed at the values that it reads, and will again.
+
+    So does any error that is not the server's and does not pass: output functions raise any code.
+    """
+    if isinstance(_by_code(error), str):
+        return False
+    return (error.sqlstate or "08")[:2] not in OF_THE_SERVER
 
 
 def failed_row_at(error: BaseException | None) -> str | None:

@@ -28,6 +28,7 @@ from ingestd.ports import (
     Continuity,
     Discovery,
     Fresh,
+    Lost,
     Prepared,
     Resumed,
     ServerEnd,
@@ -120,6 +121,8 @@ class WalCapture:
             decode_gap=self._decode_gap,
         )
         self._is_live = False
+        # The slot only has to pass a row that it can't send.
+        self._passes = False
         # Nothing was read from a slot above this: an earlier start may have created it.
         self._unread_above: Lsn | None = None
         # The highest valid position of the slot before the stream: above it, changes are missing.
@@ -147,6 +150,8 @@ class WalCapture:
         with self._control.errors("discover"):
             server = await self._checked_server(control)
             found = await self._tables.discover(control, server, known)
+            interrupted = {t.oid for t in found.tables if t.id in found.interrupted}
+            self._decode_gap.sent_completely -= interrupted
             notices = server_notices(server, self._dsn)
             return replace(found, notices=(*found.notices, *notices))
 
@@ -199,6 +204,12 @@ class WalCapture:
                 decode_gap=self._decode_gap,
                 where=self._where,
             )
+        undecodable = self._decode_gap.undecodable
+        is_row = isinstance(found, Lost) and found.reason == undecodable
+        self._passes = bool(undecodable) and (is_row or isinstance(found, Fresh))
+        if is_row:
+            live = filter(committed.is_live, committed.tables)
+            self._decode_gap.sent_completely |= {committed.tables[name].oid for name in live}
         self._slot_limit = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
         is_unread = isinstance(found, Fresh) and reads_all
@@ -221,6 +232,7 @@ class WalCapture:
             is_news, storages = await self._tables.take_publication()
             if is_news:
                 self._relations.noticed.set()
+            is_moved = False
             if self._is_live:
                 self._sent_completely = frozenset()
             else:
@@ -230,22 +242,30 @@ class WalCapture:
                 exported = await prepare_slot(
                     control,
                     self._settings,
-                    renew=renew,
+                    # Also where no table needs continuity: the stream would never pass the row.
+                    renew=renew or self._decode_gap.why(self._settings.publication) is not None,
+                    passes=self._passes,
                     unread_above=unread_above,
                     where=self._where,
                 )
+                is_moved = self._passes and exported is None
                 if exported is not None:
-                    self._decode_gap.renewed()
                     exported = await free_walsender(self._settings, exported)
+                if is_moved or exported is not None:
+                    self._decode_gap.renewed(is_moved=is_moved)
+                    self._stream.confirmation.reset()
                 self._slot_limit = exported.point if exported is not None else self._slot_limit
                 if self._slot_limit is None:  # an unmanaged slot, valid at any position
                     self._slot_limit = await self._slot_position()
+                if is_moved:
+                    kept_out = {t.oid for t in tables if t.id in busy}
+                    self._sent_completely = self._decode_gap.sent_completely - kept_out
                 if exported is not None:
+                    self._decode_gap.sent_completely = frozenset()
                     # Creating the slot waited for writers that began before the publication.
                     self._sent_completely = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
-                    self._stream.confirmation.reset()
-        return Prepared(busy, storages)
+        return Prepared(busy, storages, is_moved=is_moved)
 
     async def choose_incremental(
         self, tables: Sequence[Table], *, initial: bool

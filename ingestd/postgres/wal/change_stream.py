@@ -252,7 +252,7 @@ class ChangeStream:
         """
         settings, decode_gap, decoder = self._settings, self._decode_gap, self._decoder
         may_reread = settings.slot_lost == "resnapshot" and settings.snapshot == "initial"
-        suspects = frozenset[int]() if decoder is None else self._relations.suspects(decoder)
+        suspects = frozenset() if decoder is None else self._relations.suspects(decoder)
         if not may_reread:
             return OperatorError(error.what, remedy=_REREAD)
         if not (settings.manage and decode_gap.may_renew(suspects)):

@@ -113,7 +113,7 @@ class SourceTables:
         settings: WalSettings,
         evidence: StreamEvidence | None = None,
         *,
-        unsendable: Mapping[int, str] | None = None,
+        unsendable: Mapping[int | TableId, str] | None = None,
         read: ReadCatalog = read_catalog,
     ) -> None:
         self._settings = settings
@@ -459,8 +459,9 @@ class SourceTables:
             if unpublishable is not None:
                 return Refused(table, unpublishable)
         kept_out = self._kept_out.get(row.id)
-        if row.oid in self._unsendable:
-            kept_out = TableError(row.id, self._unsendable[row.oid], remedy=WITHOUT_ITS_VALUE)
+        unsendable = self._unsendable.get(row.oid) or self._unsendable.get(row.id)
+        if unsendable is not None:
+            kept_out = TableError(row.id, unsendable, remedy=WITHOUT_ITS_VALUE)
         return table if kept_out is None else Refused(table, kept_out)
 
     async def _try_to_publish(self, catalog: Catalog) -> None:

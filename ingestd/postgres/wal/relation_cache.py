@@ -80,17 +80,18 @@ class Relations:
             return None
         return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
 
-    def suspects(self, decoder: PgoutputDecoder) -> frozenset[int]:
-        """Return the OIDs of the relation whose row the server failed to send, if that is certain.
+    def suspects(self, decoder: PgoutputDecoder) -> frozenset[int | TableId]:
+        """Return the relation whose row the server failed to send, if that is certain.
 
+        By its OID, and by its name in the transaction of that row.
         A relation is sent before its first row, but after the row passed a filter. So it is the
         last relation if no row follows; or the only one, if no row could fail in a filter.
         """
         sent, last = decoder.relations()
-        if last:
-            return last
-        is_filtered = any(table.row_filter is not None for table in self._kept.values())
-        return sent if len(sent) == 1 and not is_filtered else frozenset()
+        if not last:
+            is_filtered = any(table.row_filter is not None for table in self._kept.values())
+            last = frozenset(sent if len(sent) == 1 and not is_filtered else ())
+        return last | {sent[oid] for oid in last}
 
     def report_partition(self, partition: Relation, table: int) -> None:
         """Report to the loop the partition of a change. For the decoder's thread."""

@@ -3,6 +3,22 @@
 A slot is moved or dropped here only if the lake contains no change read from it, or if it is lost.
 It is moved to the point at which all tables are read, so the snapshot contains everything that the
 slot skips (I1).
+
+A slot that only can't pass a row is moved past it, not replaced: a new one would begin when all
+transactions that write now have ended, and until then the source would deliver nothing.
+
+    step                                    a kill after it
+    the lake records that tables are to     the next start streams to that row again, or moves the
+    be read again (`Startup`)               slot at once
+    the publication leaves the table out    the same
+    the slot is moved                       the lake has no table that needs continuity: the slot
+                                            is moved once more, to a new point, and that
+                                            waits for those transactions
+    the stream begins; tables are read      the same; tables that are live again continue
+
+What the slot skips has been committed; each table is read when that is visible (I6), because its
+reader waits for earlier writers of it (`snapshot.earlier_transactions`). The slot still sends all
+of the transactions that are open.
 Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT).
 """
 
@@ -112,15 +128,16 @@ async def prepare_slot(
     settings: WalSettings,
     *,
     renew: bool,
+    passes: bool = False,
     unread_above: Lsn | None = None,
     where: str,
     policy: SlotCreationPolicy = _DEFAULT,
 ) -> ExportedPoint | None:
     """Use the existing slot, or create one: then return its point, with the snapshot.
 
-    `renew`: discard the slot's retained changes. `unread_above`: from a slot beyond it nothing was
-    read, so the slot is moved if an earlier start may have created it and not moved it; None if
-    that is not known. `where` begins an error's text.
+    `renew`: discard the slot's retained changes; `passes`: by moving it. `unread_above`: from a
+    slot beyond it nothing was read, so the slot is moved if an earlier start may have created it
+    and not moved it; None if that is not known. `where` begins an error's text.
     Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``,
     ``slot_waits``, ``no_free_slot``; ``slot_missing``, ``slot_moved``, ``other_server`` if another
     client interferes).
@@ -132,6 +149,10 @@ async def prepare_slot(
         raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
     if fault is not None:
         raise fault
+    if passes and slot is not None and not slot.is_lost and settings.manage:
+        with contextlib.suppress(psycopg.errors.InternalError_, psycopg.DataError):
+            await _advance(control, settings, slot, Lsn.parse(slot.flushed))
+            return None
     # A slot that ingestd does not manage will do at any position: all tables are re-read.
     if slot is not None and not slot.is_lost and not (settings.manage and renew):
         is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import psycopg
@@ -18,6 +17,7 @@ from psycopg.rows import class_row
 
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.wal_position import CURRENT, FLUSHED
 from ingestd.postgres.settings import WalSettings
@@ -26,6 +26,9 @@ PLUGIN = "pgoutput"
 RENEW_PAUSE_S = 3600.0
 """How long a new slot is used at least before another one replaces it for a row of the same table,
 or of an unknown one."""
+MOST_RENEWALS = 8
+"""How often the slot may be replaced within that time, whichever tables the rows are of: all tables
+are re-read each time."""
 FIRST_WITH_FAILOVER = 170000
 """PostgreSQL 17 introduced slots that standbys keep a copy of."""
 
@@ -204,17 +207,21 @@ class SlotDecodeGap:
     """What the slot can't decode; a source has one for as long as the process runs.
 
     `lacks_publication`: it was created after changes that the slot has yet to send. `undecodable`:
-    why the server fails at a row each time. `unsendable`: the tables, by OID, that had such a row,
-    and why: the publication must not send their changes.
+    why the server fails at a row each time. `unsendable`: the tables that had such a row, by OID
+    and by name, and why: the publication must not send their changes, nor those of a table that is
+    created in the place of one. `sent_completely`: tables, by OID, of which the slot sends every
+    change of transactions that end from now on, as it did when they were last live.
     """
 
     lacks_publication: bool = False
     undecodable: str = ""
-    unsendable: dict[int, str] = field(default_factory=dict)
+    unsendable: dict[int | TableId, str] = field(default_factory=dict)
+    sent_completely: frozenset[int] = frozenset()
     monotonic: Callable[[], float] = time.monotonic
+    _is_moved: bool = False
     _failed_at: str = ""
     _failures: int = 0
-    _renewed_s: float = -inf
+    _renewed_at_s: list[float] = field(default_factory=list)
 
     def why(self, publication: str) -> str | None:
         """Return why the slot lacks changes; None if it lacks none."""
@@ -231,19 +238,27 @@ class SlotDecodeGap:
         self._failed_at = at
         return self._failures
 
-    def may_renew(self, suspects: Collection[int]) -> bool:
+    def may_renew(self, suspects: Collection[int | TableId]) -> bool:
         """Return whether to replace the slot once more because of a row of one of `suspects`.
 
-        If it is not known to be of a table that can be kept out from now on, only once in a while.
+        Only once in a while, unless the row's table is known, and can be kept out from now on. A
+        slot that was moved still sends the table's rows of transactions that were open.
         """
-        is_news = len(suspects) > 0 and not self.unsendable.keys() & suspects
-        return is_news or self.monotonic() - self._renewed_s >= RENEW_PAUSE_S
+        is_kept_out = bool(self.unsendable.keys() & suspects) and not self._is_moved
+        is_news = len(suspects) > 0 and not is_kept_out
+        lately = len(self._renewed_lately())
+        return lately == 0 or (is_news and lately < MOST_RENEWALS)
 
-    def renewed(self) -> None:
-        """Record that the slot was replaced by a new one."""
+    def renewed(self, *, is_moved: bool = False) -> None:
+        """Record that the slot was replaced by a new one, or moved past the row."""
+        self._is_moved = is_moved
         if self.undecodable:
-            self._renewed_s = self.monotonic()
+            self._renewed_at_s = [*self._renewed_lately(), self.monotonic()]
         self.lacks_publication, self.undecodable, self._failed_at = False, "", ""
+
+    def _renewed_lately(self) -> list[float]:
+        since_s = self.monotonic() - RENEW_PAUSE_S
+        return [at_s for at_s in self._renewed_at_s if at_s > since_s]
 
 
 def vanished_slot(name: str) -> TransientError:
