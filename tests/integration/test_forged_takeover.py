@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ingestd.testing.embedded.waiting import await_until
 from tests.harness.hostile_folder import commit_of, ids_in, plant_commit
 from tests.integration.test_one_folder import await_good, log_of, started
 
@@ -42,6 +43,7 @@ def test_isolated_a_forged_takeover_does_not_end_the_source(
     plant_commit(log, commit_of([{"commitInfo": info}]))
     database.execute("INSERT INTO bad VALUES (2)", "INSERT INTO good VALUES (2)")
     await_good(daemon, lake, 2)
+    await_until(lambda: bool(daemon.events("table.stopped")), 30, daemon.tail)
     assert [event["table"] for event in daemon.events("table.stopped")] == ["public.bad"]
     assert not daemon.events("source.failed")
     assert 2 not in ids_in(lake, "bad")

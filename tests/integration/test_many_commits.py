@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ingestd.testing.embedded.waiting import await_until
 from tests.harness.hostile_folder import commit_of, newest_version
 from tests.integration.test_one_folder import await_good, log_of, started
 
@@ -57,5 +58,6 @@ def test_isolated_a_writer_who_never_stops_stops_one_table(
         for row in range(2, 6):
             database.execute(f"INSERT INTO bad VALUES ({row})", f"INSERT INTO good VALUES ({row})")
             await_good(daemon, lake, row)
+    await_until(lambda: bool(daemon.events("table.stopped")), 30, daemon.tail)
     assert {event["table"] for event in daemon.events("table.stopped")} == {"public.bad"}
     assert not daemon.events("source.failed")
