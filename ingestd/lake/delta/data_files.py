@@ -53,9 +53,9 @@ _PREFIXES = "DELTA_BYTE_ARRAY"
 
 @contextmanager
 def open_parquet(store: Store, path: str, rows: object = None) -> Iterator[DataFileReader]:
-    """Open a data file; faults while it is read name it. `rows`: their number by the log, if any.
+    """Open a data file; faults while it is read name it. Raise FolderError.
 
-    Raise FolderError.
+    `rows`: a file with another number of rows is refused; None: `verify` has to name what it lacks.
     """
     with storage_faults(store.uri(path)), store.open(path) as source:
         yield DataFileReader(source, store.uri(path), rows, is_remote=not store.syncs)

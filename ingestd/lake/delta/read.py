@@ -87,8 +87,7 @@ def read_each(
     with storage_faults(store.uri(folder)):
         for path, statistics, _ in list_files(handle):
             if keep is None or keep(statistics):
-                where, rows = f"{folder}/{path}", statistics.get("numRecords")
-                for batch in _read_file(store, where, schema, rows, unless_null):
+                for batch in _read_file(store, f"{folder}/{path}", schema, unless_null):
                     yield conform(pa.Table.from_batches([batch]), schema)
 
 
@@ -107,8 +106,8 @@ def read_batches(
             return
         whole = pa.schema(handle.schema().to_arrow())
         schema = pa.schema([whole.field(name) for name in columns if name in whole.names])
-        for path, statistics, _ in list_files(handle):
-            with open_parquet(store, f"{folder}/{path}", statistics.get("numRecords")) as file:
+        for path, _, _ in list_files(handle):
+            with open_parquet(store, f"{folder}/{path}") as file:
                 present = [name for name in schema.names if name in file.schema.names]
                 for number, batch in enumerate(file.batches(present), 1):
                     yield from conform(pa.Table.from_batches([batch]), schema).to_batches()
@@ -199,9 +198,9 @@ def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_file(
-    store: Store, path: str, schema: pa.Schema, rows: object, unless_null: str | None
+    store: Store, path: str, schema: pa.Schema, unless_null: str | None
 ) -> Iterator[pa.RecordBatch]:
-    with open_parquet(store, path, rows) as file:
+    with open_parquet(store, path) as file:
         present = set(file.schema.names)
         if unless_null is not None and all(
             batch.column(0).null_count == batch.num_rows for batch in file.batches([unless_null])

@@ -47,7 +47,7 @@ def read_changes(
     if above is not None and statistics.get("maxValues", {}).get("_cdc_lsn", above[0]) < above[0]:
         return
     where = f"{raw.folder}/{path}"
-    with open_parquet(raw.store, where, statistics.get("numRecords")) as parquet:
+    with open_parquet(raw.store, where) as parquet:
         names = [n for n in [*schema.names, "_cdc_epoch"] if n in parquet.schema.names]
         for batch in parquet.batches(names):
             rows = plain(pa.Table.from_batches([batch]))

@@ -68,7 +68,7 @@ def batches_of(pinned: PinnedChanges, names: Sequence[str]) -> Iterator[pa.Recor
         if high is not None and high < pinned.void[0]:
             continue
         where = f"{pinned.folder}/{path}"
-        with open_parquet(pinned.store, where, statistics.get("numRecords")) as file:
+        with open_parquet(pinned.store, where) as file:
             present = [n for n in dict.fromkeys(names) if n in file.schema.names]
             for batch in file.batches(present, most_rows=BATCH_ROWS):
                 yield _seen(_typed(plain(batch), pinned.schema), pinned)
