@@ -2,7 +2,7 @@
 
 The readers put pages into the pipeline's one queue, along with the stream's change sets; so only
 the pipeline's loop appends to an epoch. A page is queued only once the stream has reached its
-position: the rows of a snapshot at one point L are at (L, 0), those of a chunk at (W, 0).
+position: the rows of a snapshot at a consistent point L are at (L, 0), those of a chunk at (W, 0).
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.dedup_window import DedupWindow
 from ingestd.pipeline.policy import SnapshotPolicy
-from ingestd.pipeline.slow_waits import warn_if_slow
 from ingestd.pipeline.snapshot_queue import (
     Page,
     SnapshotDone,
@@ -49,6 +48,7 @@ from ingestd.pipeline.snapshot_queue import (
     StreamBarrier,
 )
 from ingestd.pipeline.table_set import TableSet, stopped
+from ingestd.pipeline.telemetry.slow_waits import warn_if_slow
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import (
     ChangeCapture,
@@ -119,7 +119,7 @@ class SnapshotRun:
 
 
 ReadStrategy = Callable[[SnapshotRun], Coroutine[Any, Any, None]]
-"""How the tables of a run are read: at one point, incrementally, or the rest of an earlier run."""
+"""How a run reads its tables: at a consistent point, incrementally, or what an earlier run left."""
 
 
 class SnapshotReader:

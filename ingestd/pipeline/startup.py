@@ -18,8 +18,8 @@ from ingestd.model.schema import TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost, read_lake
 from ingestd.pipeline.policy import PipelinePolicy
-from ingestd.pipeline.slow_waits import warn_if_slow
 from ingestd.pipeline.table_set import TableSet
+from ingestd.pipeline.telemetry.slow_waits import warn_if_slow
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import (
     ChangeCapture,

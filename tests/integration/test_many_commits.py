@@ -1,4 +1,4 @@
-"""Whoever commits to one table's log without end stops that table alone (I8)."""
+"""A writer that commits to one table's log without end stops that table alone (I8)."""
 
 from __future__ import annotations
 
