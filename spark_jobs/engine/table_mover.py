@@ -24,8 +24,8 @@ from spark_jobs.lake.targets import table_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from ingestd.lake.definitions import Definition
     from spark_jobs.lake.source_lake import Epoch, EpochMemory, SourceLake
-    from spark_jobs.lake.tables import Definition
 
 
 @dataclass(frozen=True, slots=True)

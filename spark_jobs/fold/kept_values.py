@@ -14,8 +14,8 @@ from spark_jobs.lake.columns import RAW, col, same_key
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from ingestd.lake.definitions import LakeColumn
     from ingestd.lake.fold.outcomes import FoldKey
-    from spark_jobs.lake.tables import LakeColumn
 
 
 def fill_kept(

@@ -21,7 +21,7 @@ from spark_jobs.lake.columns import RAW, RAW_TYPE, col, may_be_raw, same_key
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from spark_jobs.lake.tables import LakeColumn
+    from ingestd.lake.definitions import LakeColumn
 
 _BEFORE = "_cdc_before"
 

@@ -23,7 +23,7 @@ from spark_jobs.lake.missing_values import missing_value
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from spark_jobs.lake.tables import Definition, LakeColumn
+    from ingestd.lake.definitions import Definition, LakeColumn
 
 ADDED: Mapping[str, str] = {
     "valid_from": "timestamp",

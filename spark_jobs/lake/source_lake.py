@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as f
 
+from ingestd.lake.definitions import Registry
 from ingestd.lake.layout import Layout
 from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.store.errors import storage_faults
@@ -27,7 +28,6 @@ from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect
 from spark_jobs.delta_log.commits import current_version
 from spark_jobs.delta_log.driver_files import local_folder
 from spark_jobs.delta_log.newest_files import MOST_ENTRIES, NewestFiles
-from spark_jobs.lake.tables import Registry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -54,9 +54,9 @@ from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from ingestd.lake.definitions import LakeColumn
     from spark_jobs.engine.table_mover import Step
     from spark_jobs.lake.source_lake import SourceLake
-    from spark_jobs.lake.tables import LakeColumn
 
 _MAX_NAMED = 2_000
 """The greatest number of keys that are listed in the condition of a MERGE."""

@@ -17,8 +17,8 @@ from spark_jobs.lake.missing_values import with_missing
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from ingestd.lake.definitions import LakeColumn
     from spark_jobs.engine.table_mover import Step
-    from spark_jobs.lake.tables import LakeColumn
     from spark_jobs.mirrors.table import MirrorTable
 
 _TEXT, _COUNT = "_cdc_text", "_cdc_count"

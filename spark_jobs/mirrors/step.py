@@ -23,9 +23,9 @@ from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
 
 if TYPE_CHECKING:
+    from ingestd.lake.definitions import LakeColumn
     from spark_jobs.engine.table_mover import Step
     from spark_jobs.lake.source_lake import SourceLake
-    from spark_jobs.lake.tables import LakeColumn
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Source: docs/types.md ("When the table changes").
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -78,6 +78,15 @@ class Definition:
         is_full = self.replica_identity == "f"
         return tuple(c.name for c in self.columns if (c.key if is_full else c.identity))
 
+    @property
+    def is_complete_at_every_epoch(self) -> bool:
+        """Return whether the fold of the raw table equals the table at every epoch.
+
+        While a table without a key is re-read, it does not: its new rows coexist with the old ones
+        until the `t`.
+        """
+        return self.is_complete and (bool(self.key) or self.state is TableState.LIVE)
+
 
 class Registry:
     """The rows of `_tables`, in any order."""
@@ -123,6 +132,25 @@ class Registry:
             key_since_lsn=_key_since(with_columns),
             lives=lives,
         )
+
+    def at_epoch(
+        self, table: str, end_lsn: int, is_newest: Callable[[], bool]
+    ) -> Definition | None:
+        """Return a table as it was at the end of an epoch; None if it was unknown.
+
+        `is_newest`: returns whether no later epoch exists. Then a state above the epoch belongs to
+        it. It is called only where that matters, and must read `_epochs` after `_tables` was read.
+        """
+        found, now = self.at(table, end_lsn), self.at(table)
+        if (
+            now is not None
+            and now != found
+            and now.state is TableState.LIVE
+            and (now.snapshot_lsn or 0) <= end_lsn
+            and is_newest()
+        ):
+            return now
+        return found
 
 
 def source_name(column: Mapping[str, Any]) -> str:
