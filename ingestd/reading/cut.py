@@ -1,0 +1,208 @@
+"""A cut: all tables of a source as they were at the end of one epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.lake.definitions import Definition, Registry
+from ingestd.lake.delta.log import TableLog
+from ingestd.lake.delta.read import read_files
+from ingestd.lake.epochs_table import SCHEMA as EPOCHS_SCHEMA
+from ingestd.lake.layout import Layout
+from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
+from ingestd.lake.store.store import Store
+from ingestd.model.errors import (
+    ConfigError,
+    OperatorError,
+    TableError,
+    did_you_mean_table,
+    resnapshot_command,
+)
+from ingestd.model.lake_state import TableState
+from ingestd.model.schema import TableId
+
+_NAMED = 20
+"""Names of tables that an error lists at most."""
+
+
+class SourceRecords:
+    """What a lake records of a source: `_epochs` and `_tables`. Blocks; reads only what is new."""
+
+    def __init__(self, store: Store, source: str) -> None:
+        layout = Layout(source)
+        self.source = source
+        self._epochs = TableLog(store, layout.epochs, layout.app_id())
+        self._tables = TableLog(store, layout.tables, layout.app_id())
+        self._read: dict[str, tuple[int, pa.Table]] = {}
+
+    def epochs(self) -> pa.Table:
+        """Return the rows of `_epochs`, by epoch. Raise OperatorError without any."""
+        rows = self._rows(self._epochs, EPOCHS_SCHEMA)
+        if not rows.num_rows:
+            raise OperatorError(
+                f"lake {self._epochs.uri}: source {self.source} has no epoch yet",
+                remedy="check the lake's URI and the source's name; `ingestd run` commits the first"
+                " epoch",
+            )
+        return rows.sort_by("epoch")
+
+    def events(self) -> pa.Table:
+        """Return the rows of `_tables`, in the order in which they were recorded."""
+        return self._rows(self._tables, TABLES_SCHEMA).sort_by("at")
+
+    def registry(self) -> Registry:
+        """Return the contents of `_tables`."""
+        return Registry(self.events().to_pylist())
+
+    def _rows(self, log: TableLog, schema: pa.Schema) -> pa.Table:
+        log.load()
+        version, rows = self._read.get(log.folder, (None, schema.empty_table()))
+        if log.exists and log.version != version:
+            rows = read_files(log.handle, log.store, log.folder, schema=schema)
+            self._read[log.folder] = log.version, rows
+        return rows if log.exists else schema.empty_table()
+
+    def cut(self, at: int | None = None) -> SourceCut:
+        """Return the cut at an epoch; None: at the last one. Raise ConfigError if it is unknown."""
+        epochs = self.epochs()
+        numbers = epochs["epoch"]
+        first, last = numbers[0].as_py(), numbers[-1].as_py()
+        number = last if at is None else at
+        if type(number) is not int or not first <= number <= last:
+            cleared = "" if first == 1 else f": maintenance removed those before {first}"
+            msg = f"at: the lake of source {self.source} has the epochs {first} to {last}{cleared}"
+            raise ConfigError(f"{msg}, not {number!r}")
+        epochs = epochs.filter(pc.less_equal(epochs["epoch"], number))
+        if epochs.num_rows != number - first + 1:
+            raise OperatorError(
+                f"lake {self._epochs.uri}: epochs are missing below {number}: it has only"
+                f" {epochs.num_rows} of {number - first + 1}",
+                remedy="put `_epochs` back from a copy of the lake",
+            )
+        return SourceCut(self, number, epochs.to_pylist(), self.registry())
+
+    def is_last(self, number: int) -> bool:
+        """Return whether no later epoch exists, as `_epochs` is now."""
+        return bool(self.epochs()["epoch"][-1].as_py() == number)
+
+
+@dataclass(frozen=True)
+class SourceCut:
+    """All tables of a source at the end of an epoch.
+
+    `epochs`: the rows of `_epochs` up to it, by epoch.
+    """
+
+    records: SourceRecords
+    epoch: int
+    epochs: Sequence[Mapping[str, Any]]
+    registry: Registry
+    _is_last: list[bool] = field(default_factory=list)
+
+    @property
+    def end_lsn(self) -> int:
+        """The position at which the epoch ends."""
+        return int(self.epochs[-1]["end_lsn"])
+
+    def tables(self) -> dict[str, Definition]:
+        """Return every table that was known by then, by name."""
+        found = {name: self._definition(name) for name in self.registry.tables}
+        return {name: each for name, each in found.items() if each is not None}
+
+    def _definition(self, table: str) -> Definition | None:
+        """Return the definition at the end of the epoch.
+
+        While no later epoch exists, that of a table that has become complete since is the newest.
+        """
+        found = self.registry.at(table, self.end_lsn)
+        if found is not None and found.is_complete_at_every_epoch:
+            return found
+        return self.registry.at_epoch(table, self.end_lsn, self._is_newest)
+
+    def _is_newest(self) -> bool:
+        if not self._is_last:
+            self._is_last.append(self.records.is_last(self.epoch))
+        return self._is_last[0]
+
+    def complete(self, table: TableId) -> Definition:
+        """Return a table that the lake has completely at this cut.
+
+        Raise ConfigError for a table that the lake does not have, and TableError for one that is
+        not complete.
+        """
+        found = self._definition(str(table))
+        if found is None:
+            raise self._unknown(table)
+        if not found.is_complete_at_every_epoch:
+            raise TableError(table, self._why_incomplete(found), remedy=self._remedy(found))
+        if found.snapshot_lsn is None:
+            raise TableError(
+                table,
+                'its rows were never read (snapshot = "never"): the lake has only its changes',
+                remedy=f"{resnapshot_command(self.records.source, table)} reads them",
+            )
+        return found
+
+    def ensure_all_rows(
+        self, table: TableId, rows: int, by_epoch: Callable[[], Mapping[int, int]], above: int
+    ) -> None:
+        """Raise TableError if the raw table lacks rows of epochs that end above a position.
+
+        `rows`: how many it has up to this cut; `by_epoch` returns them by epoch.
+        """
+        wanted = {e["epoch"]: _rows_in(e, str(table)) for e in self.epochs}
+        if rows >= sum(wanted.values()):
+            return
+        found = by_epoch()
+        relevant = (e["epoch"] for e in self.epochs if e["end_lsn"] > above)
+        lost = [n for n in relevant if found.get(n, 0) < wanted[n]]
+        if lost:
+            raise TableError(
+                table,
+                f"rows of epoch {lost[0]} are missing from its raw table: they were removed, by"
+                " maintenance or by another program",
+                remedy="put the table's folder back from a copy; or re-read it:"
+                f" {resnapshot_command(self.records.source, table)}",
+            )
+
+    def ensure_same_key(self, table: TableId, definition: Definition, changed_from: int) -> None:
+        """Raise TableError if a change at a position may identify its row by another key."""
+        if changed_from < definition.key_since_lsn:
+            raise TableError(
+                table,
+                f"its replica identity changed at {definition.key_since_lsn}, and earlier changes"
+                " identify rows by the previous one",
+                remedy=f"re-read it: {resnapshot_command(self.records.source, table)}",
+            )
+
+    def _unknown(self, table: TableId) -> ConfigError:
+        known = [TableId.parse(name) for name in self.tables()]
+        shown = ", ".join(map(str, known[:_NAMED])) + ", ..." * (len(known) > _NAMED)
+        return ConfigError(
+            f"{table}: source {self.records.source} has no such table at epoch {self.epoch}:"
+            f" {did_you_mean_table(table, known)}the lake has {shown or 'none'}"
+        )
+
+    def _why_incomplete(self, found: Definition) -> str:
+        at = f"at epoch {self.epoch}"
+        if found.state is TableState.STOPPED:
+            return f"is stopped {at}: {found.reason}"
+        if found.state is TableState.DROPPED:
+            return f"is dropped {at}: {found.reason or 'the source no longer has it'}"
+        return f"is being read by the daemon {at}: the lake does not have all of its rows"
+
+    def _remedy(self, found: Definition) -> str:
+        if found.state is TableState.STOPPED:
+            return "`ingestd check` says what to do; or read it at an earlier epoch"
+        if found.state is TableState.DROPPED:
+            return "read it at an earlier epoch"
+        return f"`ingestd status` shows its progress; then read it at an epoch above {self.epoch}"
+
+
+def _rows_in(epoch: Mapping[str, Any], table: str) -> int:
+    return sum(entry["rows"] for entry in epoch["tables"] or () if entry["table"] == table)

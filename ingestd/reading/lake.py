@@ -1,0 +1,193 @@
+"""The public API: a lake, its sources, and their tables. Reads only; blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.lake.definitions import Definition
+from ingestd.lake.lake_id import read_lake_id
+from ingestd.lake.layout import OWN_FOLDERS, name_of
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.store import Store, open_store
+from ingestd.model.errors import ConfigError, OperatorError, did_you_mean
+from ingestd.model.schema import TableId
+from ingestd.reading.current_rows import CurrentRows, ReadOptions
+from ingestd.reading.cut import SourceRecords
+from ingestd.reading.output_columns import output_columns
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """A table at the end of an epoch.
+
+    `name`: "schema.table". `state`: as in `_tables`. `is_complete`: its current rows can be read.
+    `reason`: why it stopped or was dropped. `columns`: names and types of the columns that
+    `LakeTable.current` returns. `key`: the columns that identify a row; empty: rows are a
+    multiset.
+    """
+
+    name: str
+    state: str
+    is_complete: bool
+    reason: str | None
+    columns: pa.Schema
+    key: tuple[str, ...]
+
+
+class Lake:
+    """A lake, as `ingestd.open_lake` opens it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def sources(self) -> list[str]:
+        """Return the names of the sources, sorted."""
+        with storage_faults(self._store.uri("")):
+            found = map(name_of, self._store.folders(""))
+            return sorted(name for name in found if name is not None)
+
+    def source(self, name: str) -> LakeSource:
+        """Return a source. Raise ConfigError if the lake does not have it."""
+        known = self.sources()
+        if name not in known:
+            hint = did_you_mean(name, known)
+            has = ", ".join(known) or "no source"
+            msg = f"source {name!r} is not in the lake {self._store.uri('')}: {hint}it has {has}"
+            raise ConfigError(msg)
+        return LakeSource(self._store, name)
+
+
+class LakeSource:
+    """A source of a lake. `name`: its name.
+
+    All tables read at one epoch are one cut: they are transactionally consistent. A daemon commits
+    epochs meanwhile, so pass the same `at` to read several tables: `last_epoch` returns one.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name = name
+        self._store = store
+        self._records = SourceRecords(store, name)
+
+    def epochs(self) -> pa.Table:
+        """Return the rows of `_epochs`, by epoch (docs: design section 2)."""
+        return self._records.epochs()
+
+    def last_epoch(self) -> int:
+        """Return the number of the last epoch. Raise OperatorError if there is none yet."""
+        return int(self._records.epochs()["epoch"][-1].as_py())
+
+    def schema_history(self) -> pa.Table:
+        """Return the rows of `_tables`, in the order in which they were recorded."""
+        return self._records.events()
+
+    def tables(self, at: int | None = None) -> list[TableDescription]:
+        """Return the tables at the end of an epoch, by name; None: of the last epoch.
+
+        Raise ConfigError for an epoch that the lake does not have.
+        """
+        return [_described(name, each) for name, each in self._records.cut(at).tables().items()]
+
+    def table(self, name: str) -> LakeTable:
+        """Return a table, by its name "schema.table". It is looked up when it is read.
+
+        Raise ConfigError if that is not the form of a name.
+        """
+        try:
+            return LakeTable(self._store, self._records, TableId.parse(name))
+        except ValueError as error:
+            raise ConfigError(f"{name}: write it as schema.table, like public.orders") from error
+
+
+class LakeTable:
+    """A table of a source in a lake."""
+
+    def __init__(self, store: Store, records: SourceRecords, table: TableId) -> None:
+        self._store, self._records, self._table = store, records, table
+
+    def __str__(self) -> str:
+        return str(self._table)
+
+    def current(
+        self,
+        at: int | None = None,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        *,
+        merge_versions: bool = True,
+    ) -> pa.Table:
+        """Return the rows that the source's table had at the end of an epoch, in no order.
+
+        `at`: the epoch; None: the last one. `columns`: names of the columns, in order; by default
+        the source's, and `_cdc_raw`: a value that its column can't hold is null there, and its text
+        is in `_cdc_raw` by the column's name. For a table with a key, also `_cdc_lsn`, `_cdc_seq`
+        and `_cdc_ts` of a row's newest change. `where`: a condition on these columns, such as
+        ``pyarrow.compute.field("id") > 5``; of the key, it also saves reading. `merge_versions`:
+        whether a column whose type changed is one column of the newest type; else each lake column
+        (`amount`, `amount__v2`) is one.
+
+        Raise ConfigError for an epoch, table or column that does not exist, and a condition that is
+        not valid; TableError for a table that is not complete at that epoch, or of which rows were
+        removed; OperatorError and TransientError for faults of the lake.
+        """
+        options = ReadOptions(columns, where, merge_versions)
+        rows = self._rows(at, options)
+        return pa.Table.from_batches(rows.batches(), rows.schema)
+
+    def current_batches(
+        self,
+        at: int | None = None,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        *,
+        merge_versions: bool = True,
+        memory_bytes: int | None = None,
+        spill_folder: str | None = None,
+    ) -> pa.RecordBatchReader:
+        """Return the same rows as `current`, in batches of at most 65,536 rows.
+
+        `memory_bytes`: Arrow bytes held at most, 256 MB by default; above that, rows are spilled to
+        a temporary folder in `spill_folder` (by default the system's), which is removed at the end.
+        """
+        options = ReadOptions(columns, where, merge_versions, folder=spill_folder)
+        if memory_bytes is not None:
+            options = ReadOptions(columns, where, merge_versions, memory_bytes, spill_folder)
+        rows = self._rows(at, options)
+        return pa.RecordBatchReader.from_batches(rows.schema, rows.batches())
+
+    def _rows(self, at: int | None, options: ReadOptions) -> CurrentRows:
+        return CurrentRows(self._store, self._records.cut(at), self._table, options)
+
+
+def open_lake(uri: str, storage_options: Mapping[str, str] | None = None) -> Lake:
+    """Open a lake: see `ingestd.open_lake`."""
+    store = open_store(uri, storage_options)
+    lake_id = read_lake_id(store)
+    if lake_id is None:
+        with storage_faults(store.uri("")):
+            is_lake = any(
+                OWN_FOLDERS.intersection(store.folders(folder)) for folder in store.folders("")
+            )
+        if not is_lake:
+            raise OperatorError(
+                f"lake {store.uri('')}: there is no lake: _ingestd.json is missing",
+                remedy="check the URI, and that the file system is mounted; `ingestd run` creates a"
+                " lake",
+            )
+    return Lake(store)
+
+
+def _described(name: str, definition: Definition) -> TableDescription:
+    columns = output_columns(definition, merge_versions=True)
+    return TableDescription(
+        name,
+        str(definition.state),
+        definition.is_complete_at_every_epoch and definition.snapshot_lsn is not None,
+        definition.reason,
+        pa.schema([(c.name, c.type) for c in columns]),
+        tuple(c.name for c in columns if c.newest in definition.key),
+    )

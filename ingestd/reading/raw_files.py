@@ -1,0 +1,230 @@
+"""The files of a raw table that count at a cut, and what is in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.digests.value_hashes import Hashes
+from ingestd.lake.delta.log import TableLog
+from ingestd.lake.delta.read import list_files
+from ingestd.lake.delta.tail import File
+from ingestd.lake.fold.raw_texts import NAMES_TYPE
+from ingestd.lake.layout import Layout
+from ingestd.lake.reference.raw_changes import (
+    POSITION,
+    Position,
+    epochs_of,
+    highest,
+    key_hashes,
+    read_changes,
+)
+from ingestd.lake.store.errors import table_fault
+from ingestd.lake.store.store import Store
+from ingestd.model.changes import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE, field_of
+from ingestd.model.errors import DamagedError, FolderError
+from ingestd.model.schema import TableId
+from ingestd.reading.output_columns import RowShape
+
+_OPERATIONS = {SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE}
+BEGINNING: Position = (-1, -2)
+"""Below every position."""
+_EPOCH = pa.schema([("_cdc_epoch", pa.int64())])
+_RELEASED_EVERY = 8
+"""Batches after which memory that was allocated for them and freed is returned to the system."""
+
+
+@dataclass(slots=True)
+class RawSurvey:
+    """What the files of a raw table contain, up to an epoch.
+
+    `rows`: their number. `marker`: position of the newest `t`. `changed_to`: highest position of a
+    row that is neither `r` nor `t`. `read_at`: `_cdc_lsn` of the `r` rows. `unsent`: lake columns
+    that some update did not send.
+    """
+
+    rows: int = 0
+    marker: Position = BEGINNING
+    changed_to: Position = BEGINNING
+    read_at: set[int] = field(default_factory=set)
+    unsent: set[str] = field(default_factory=set)
+
+    @property
+    def is_one_snapshot(self) -> bool:
+        """Return whether all rows above the marker are one snapshot: one complete row per key."""
+        read_at = [lsn for lsn in self.read_at if (lsn, 0) > self.marker]
+        return self.changed_to < self.marker and len(read_at) <= 1
+
+
+class RawFiles:
+    """A raw table at its newest version, up to an epoch. Reads only; blocks.
+
+    Raise TableError for a fault of the table's folder, and else as `storage_faults` does.
+    """
+
+    def __init__(self, store: Store, source: str, table: TableId, epoch: int) -> None:
+        layout = Layout(source)
+        self._source, self._table, self._epoch = source, table, epoch
+        self._log = TableLog(store, layout.raw(table), layout.app_id(table))
+        self.files: Sequence[File] = ()
+        with self.faults():
+            self._log.load()
+            if self._log.exists:
+                self._log.ensure_fields(POSITION)
+                files = [(path, stats) for path, stats, _ in list_files(self._log.handle)]
+                self.files = [f for f in files if epochs_of(f[1])[0] <= epoch]
+
+    @property
+    def uri(self) -> str:
+        """The raw table's location."""
+        return self._log.uri
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Raise a fault of the raw table's folder as the table's own."""
+        try:
+            yield
+        except FolderError as error:
+            raise table_fault(error, self._source, self._table, self._log.uri) from error
+
+    def survey(self) -> RawSurvey:
+        """Return what the files contain. Files that have only `r` rows are not opened."""
+        found = RawSurvey()
+        wanted = pa.schema([*POSITION, ("_cdc_unchanged", NAMES_TYPE)])
+        with self.faults():
+            for file in self.files:
+                if _is_one_read(file[1]) and epochs_of(file[1])[1] <= self._epoch:
+                    found.rows += file[1]["numRecords"]
+                    found.read_at.add(file[1]["minValues"]["_cdc_lsn"])
+                    continue
+                for rows in read_changes(self._log, file, wanted, self._epoch):
+                    _ensure_positions(rows)
+                    _survey_rows(found, rows)
+        return found
+
+    def rows_by_epoch(self) -> Mapping[int, int]:
+        """Return the number of rows of each epoch."""
+        found = Counter[int]()
+        with self.faults():
+            for file in self.files:
+                for rows in read_changes(self._log, file, _EPOCH, self._epoch):
+                    for each in rows["_cdc_epoch"].value_counts().to_pylist():
+                        found[each["values"]] += each["counts"]
+        return found
+
+    def links(self, shape: RowShape, marker: Position, unsent: Collection[str]) -> list[Hashes]:
+        """Return the keys, new and old, of updates that changed a key and did not send every value.
+
+        They are hashes: an array of two rows for each batch. `unsent`: the lake columns that some
+        update did not send.
+        """
+        wanted = {shape.new_name(name) for name in unsent} - {None, *shape.key}
+        found: list[Hashes] = []
+        if not shape.key or not wanted:
+            return found
+        columns = tuple(c for c in shape.columns if c.name in {*shape.key, *wanted})
+        narrow = RowShape(columns, shape.key, frozenset(filter(None, wanted)))
+        for rows in self.changes(narrow, marker):
+            moved = rows.filter(changes_key(rows, shape.key))
+            moved = moved.filter(moved["_cdc_unchanged"].is_valid())
+            if moved.num_rows:
+                pair = (
+                    key_hashes(moved, shape.key),
+                    key_hashes(old_keys(moved, shape.key), shape.key),
+                )
+                found.append(np.stack(pair))
+        return found
+
+    def changes(
+        self, shape: RowShape, marker: Position, files: Sequence[File] | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows above the marker, converted, without `t`. `files`: all by default."""
+        with self.faults():
+            for file in self.files if files is None else files:
+                above = None if marker == BEGINNING else marker
+                batches = read_changes(self._log, file, shape.raw_schema, self._epoch, above)
+                for number, rows in enumerate(batches, 1):
+                    _ensure_positions(rows)
+                    kept = rows.filter(pc.not_equal(rows["_cdc_op"], TRUNCATE))
+                    if kept.num_rows:
+                        yield shape.convert(kept)
+                    if number % _RELEASED_EVERY == 0:
+                        pa.default_memory_pool().release_unused()
+
+    def may_have_old_keys(self, file: File) -> bool:
+        """Return whether some update in a file may have changed its key."""
+        schema = self._log.schema()
+        assert schema is not None
+        only_before = pa.schema([schema.field("_cdc_before")])
+        with self.faults():
+            return any(
+                rows["_cdc_before"].null_count < rows.num_rows
+                for rows in read_changes(self._log, file, only_before, self._epoch)
+            )
+
+
+def _is_one_read(statistics: Mapping[str, Mapping[str, int]]) -> bool:
+    """Return whether a file has only `r` rows at one position, by its statistics."""
+    low, high = statistics.get("minValues") or {}, statistics.get("maxValues") or {}
+    return (
+        statistics.get("numRecords") is not None
+        and low.get("_cdc_seq") == high.get("_cdc_seq") == 0
+        and low.get("_cdc_lsn") is not None
+        and low["_cdc_lsn"] == high.get("_cdc_lsn")
+    )
+
+
+def _ensure_positions(rows: pa.Table) -> None:
+    """Raise DamagedError for rows that no writer of ingestd has made."""
+    ops = pc.unique(rows["_cdc_op"]).to_pylist()
+    if (
+        not _OPERATIONS.issuperset(ops)
+        or rows["_cdc_lsn"].null_count
+        or rows["_cdc_seq"].null_count
+    ):
+        what = "a data file has rows without an operation or a position: another program wrote it"
+        raise DamagedError(what)
+
+
+def _survey_rows(found: RawSurvey, rows: pa.Table) -> None:
+    found.rows += rows.num_rows
+    for op in pc.unique(rows["_cdc_op"]).to_pylist():
+        own = rows.filter(pc.equal(rows["_cdc_op"], op))
+        if op == SNAPSHOT:
+            found.read_at.update(pc.unique(own["_cdc_lsn"]).to_pylist())
+        elif op == TRUNCATE:
+            found.marker = max(found.marker, highest(own))
+        else:
+            found.changed_to = max(found.changed_to, highest(own))
+    unsent = rows["_cdc_unchanged"].drop_null()
+    if len(unsent):
+        found.unsent.update(pc.unique(pc.list_flatten(unsent)).to_pylist())
+
+
+def changes_key(rows: pa.Table, key: Sequence[str]) -> pa.Array:
+    """Return which converted rows are updates that changed their key's hash.
+
+    Keys with values that are only texts may have equal hashes, which is one partition as well.
+    """
+    before = rows["_cdc_before"]
+    is_update = pc.and_(before.is_valid(), pc.equal(rows["_cdc_op"], UPDATE))
+    is_update = is_update.combine_chunks()
+    if not pc.any(is_update).as_py():
+        return is_update
+    some = rows.filter(is_update)
+    differs = key_hashes(some, key) != key_hashes(old_keys(some, key), key)
+    flags = np.zeros(rows.num_rows, bool)
+    flags[np.flatnonzero(is_update.to_numpy(zero_copy_only=False))[differs]] = True
+    return pa.array(flags)
+
+
+def old_keys(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the keys that rows had before; null where no old row was sent."""
+    before = rows["_cdc_before"]
+    return pa.table([field_of(before, name) for name in key], names=list(key))
