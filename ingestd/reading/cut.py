@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,15 +129,19 @@ class SourceCut:
             self._is_last.append(self.records.is_last(self.epoch))
         return self._is_last[0]
 
-    def complete(self, table: TableId) -> Definition:
-        """Return a table that the lake has completely at this cut.
-
-        Raise ConfigError for a table that the lake does not have, and TableError for one that is
-        not complete.
-        """
+    def known(self, table: TableId) -> Definition:
+        """Return a table. Raise ConfigError if the lake did not have it by then."""
         found = self._definition(str(table))
         if found is None:
             raise self._unknown(table)
+        return found
+
+    def complete(self, table: TableId) -> Definition:
+        """Return a table that the lake has completely at this cut.
+
+        Raise as `known`, and TableError for a table that is not complete.
+        """
+        found = self.known(table)
         if not found.is_complete_at_every_epoch:
             raise TableError(table, self._why_incomplete(found), remedy=self._remedy(found))
         if found.snapshot_lsn is None:
@@ -155,20 +159,22 @@ class SourceCut:
 
         `rows`: how many it has up to this cut; `by_epoch` returns them by epoch.
         """
-        wanted = {e["epoch"]: _rows_in(e, str(table)) for e in self.epochs}
-        if rows >= sum(wanted.values()):
-            return
-        found = by_epoch()
-        relevant = (e["epoch"] for e in self.epochs if e["end_lsn"] > above)
-        lost = [n for n in relevant if found.get(n, 0) < wanted[n]]
-        if lost:
-            raise TableError(
-                table,
-                f"rows of epoch {lost[0]} are missing from its raw table: they were removed, by"
-                " maintenance or by another program",
-                remedy="put the table's folder back from a copy; or re-read it:"
-                f" {resnapshot_command(self.records.source, table)}",
-            )
+        if rows < sum(_rows_in(e, str(table)) for e in self.epochs):
+            self.ensure_rows(table, by_epoch(), [e for e in self.epochs if e["end_lsn"] > above])
+
+    def ensure_rows(
+        self, table: TableId, rows: Mapping[int, int], epochs: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Raise TableError if the raw table lacks rows of these epochs. `rows`: by epoch."""
+        for epoch in epochs:
+            if rows.get(epoch["epoch"], 0) < _rows_in(epoch, str(table)):
+                raise TableError(
+                    table,
+                    f"rows of epoch {epoch['epoch']} are missing from its raw table: they were"
+                    " removed, by maintenance or by another program",
+                    remedy="put the table's folder back from a copy; or re-read it:"
+                    f" {resnapshot_command(self.records.source, table)}",
+                )
 
     def ensure_same_key(self, table: TableId, definition: Definition, changed_from: int) -> None:
         """Raise TableError if a change at a position may identify its row by another key."""

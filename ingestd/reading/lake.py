@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,7 @@ from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import ConfigError, OperatorError, did_you_mean
 from ingestd.model.schema import TableId
+from ingestd.reading.change_rows import ChangeRows
 from ingestd.reading.current_rows import CurrentRows, ReadOptions
 from ingestd.reading.cut import SourceRecords
 from ingestd.reading.output_columns import output_columns
@@ -158,6 +160,36 @@ class LakeTable:
             options = ReadOptions(columns, where, merge_versions, memory_bytes, spill_folder)
         rows = self._rows(at, options)
         return pa.RecordBatchReader.from_batches(rows.schema, rows.batches())
+
+    def changes(self, since: int = 0, until: int | None = None) -> pa.RecordBatchReader:
+        """Return the changes of the epochs above `since`, up to `until` (None: the last one).
+
+        They are the rows of the raw table, in no order: sort them by (`_cdc_lsn`, `_cdc_seq`).
+        Their columns have the names and types that the source has at the end of `until`; unsent
+        values are null and named in `_cdc_unchanged`. They may also be read of a table that is
+        not complete. Raise as `current` does.
+        """
+        cut = self._records.cut(until)
+        if type(since) is not int or not 0 <= since <= cut.epoch:
+            msg = f"since: {since!r} is no epoch from 0 (the beginning) to {cut.epoch}"
+            raise ConfigError(msg)
+        rows = ChangeRows(self._store, cut, self._table)
+        return pa.RecordBatchReader.from_batches(rows.schema, rows.since(since))
+
+    def history(self, key: Mapping[str, Any], at: int | None = None) -> pa.Table:
+        """Return all changes of the row with a key, up to an epoch (None: the last), by position.
+
+        `key`: the value of each key column. Also returned are updates by which a row left this key,
+        and the markers (`t`), below which all rows are void. Values that were not sent are those of
+        the change before; what no change has is named in `_cdc_unchanged`. In memory. Raise as
+        `current` does, and ConfigError for a wrong key.
+        """
+        return ChangeRows(self._store, self._records.cut(at), self._table).of_row(key)
+
+    def schema_history(self) -> pa.Table:
+        """Return the rows of `_tables` that are of this table, in the order of recording."""
+        events = self._records.events()
+        return events.filter(pc.equal(events["table"], str(self._table)))
 
     def _rows(self, at: int | None, options: ReadOptions) -> CurrentRows:
         return CurrentRows(self._store, self._records.cut(at), self._table, options)

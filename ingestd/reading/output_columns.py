@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,9 @@ CHANGE_FIELDS: Mapping[str, pa.DataType] = {
     "_cdc_seq": pa.int64(),
     "_cdc_ts": TIMESTAMP,
 }
+"""Columns of a change row that a fold needs, besides those about its values."""
+ORIGIN_FIELDS: Mapping[str, pa.DataType] = {"_cdc_xid": pa.int64(), "_cdc_epoch": pa.int64()}
+"""Others that a change row has."""
 _Mask = NDArray[np.bool_]
 
 
@@ -90,12 +93,14 @@ def output_columns(definition: Definition, *, merge_versions: bool) -> tuple[Out
 class RowShape:
     """Converts raw rows. `key`: names of key columns among `columns`; empty: rows are a multiset.
 
-    `before`: columns whose old values are kept, besides the key's.
+    `before`: columns whose old values are kept, besides the key's. `fields`: other columns of the
+    change rows, as they are.
     """
 
     columns: tuple[OutputColumn, ...]
     key: tuple[str, ...]
     before: frozenset[str] = frozenset()
+    fields: Mapping[str, pa.DataType] = field(default_factory=lambda: CHANGE_FIELDS)
 
     @cached_property
     def old_columns(self) -> tuple[OutputColumn, ...]:
@@ -110,7 +115,7 @@ class RowShape:
         old = {n: kind for c in self.old_columns for n, kind in c.stored.items()}
         before = pa.struct([pa.field(*each) for each in old.items()])
         cdc = {"_cdc_before": before, "_cdc_unchanged": NAMES_TYPE, "_cdc_raw": RAW_TYPE}
-        return pa.schema([*{**own, **CHANGE_FIELDS, **cdc}.items()])
+        return pa.schema([*{**own, **self.fields, **cdc}.items()])
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -118,7 +123,7 @@ class RowShape:
         own = {c.name: c.type for c in self.columns}
         before = pa.struct([(c.name, c.type) for c in self.old_columns])
         cdc = {"_cdc_before": before, "_cdc_unchanged": NAMES_TYPE, "_cdc_raw": RAW_TYPE}
-        return pa.schema([*{**own, **CHANGE_FIELDS, **cdc}.items()])
+        return pa.schema([*{**own, **self.fields, **cdc}.items()])
 
     def new_name(self, lake_name: str) -> str | None:
         """Return the name that a lake column has in the result; None if it is not part of it."""
@@ -158,16 +163,16 @@ class RowShape:
         unchanged = renamed_lists(own["_cdc_unchanged"], self.new_name)
         for name in self.key:
             values[name], texts = _with_unsent(name, values[name], old[name], unchanged, texts)
-        fields = self.schema.field("_cdc_before").type
+        kind = self.schema.field("_cdc_before").type
         if before.null_count == count:
-            old_rows = pa.nulls(count, fields)
+            old_rows = pa.nulls(count, kind)
         else:
             old_rows = pa.StructArray.from_arrays(
-                list(old.values()), fields=list(fields), mask=before.is_null()
+                list(old.values()), fields=list(kind), mask=before.is_null()
             )
         cdc = {"_cdc_before": old_rows, "_cdc_unchanged": unchanged}
         cdc["_cdc_raw"] = texts.to_column(count)
-        every = {**values, **{n: own[n] for n in CHANGE_FIELDS}, **cdc}
+        every = {**values, **{n: own[n] for n in self.fields}, **cdc}
         return pa.Table.from_arrays([every[n] for n in self.schema.names], schema=self.schema)
 
 

@@ -108,12 +108,16 @@ class RawFiles:
                     _survey_rows(found, rows)
         return found
 
-    def rows_by_epoch(self) -> Mapping[int, int]:
-        """Return the number of rows of each epoch."""
+    def rows_by_epoch(self, after: int = 0) -> Mapping[int, int]:
+        """Return the number of rows of each epoch above `after`."""
         found = Counter[int]()
         with self.faults():
             for file in self.files:
-                for rows in read_changes(self._log, file, _EPOCH, self._epoch):
+                first, last = epochs_of(file[1])
+                if first == last and file[1].get("numRecords") is not None:
+                    found[first] += file[1]["numRecords"]
+                    continue
+                for rows in read_changes(self._log, file, _EPOCH, self._epoch, after=after):
                     for each in rows["_cdc_epoch"].value_counts().to_pylist():
                         found[each["values"]] += each["counts"]
         return found
@@ -145,15 +149,29 @@ class RawFiles:
         self, shape: RowShape, marker: Position, files: Sequence[File] | None = None
     ) -> Iterator[pa.Table]:
         """Yield the rows above the marker, converted, without `t`. `files`: all by default."""
+        above = None if marker == BEGINNING else marker
+        for rows in self.change_rows(shape, above=above, files=files):
+            kept = rows.filter(pc.not_equal(rows["_cdc_op"], TRUNCATE))
+            if kept.num_rows:
+                yield kept
+
+    def change_rows(
+        self,
+        shape: RowShape,
+        *,
+        above: Position | None = None,
+        after: int = 0,
+        files: Sequence[File] | None = None,
+    ) -> Iterator[pa.Table]:
+        """Yield the rows at positions above `above`, of epochs above `after`, converted."""
+        wanted = shape.raw_schema
         with self.faults():
             for file in self.files if files is None else files:
-                above = None if marker == BEGINNING else marker
-                batches = read_changes(self._log, file, shape.raw_schema, self._epoch, above)
+                batches = read_changes(self._log, file, wanted, self._epoch, above, after=after)
                 for number, rows in enumerate(batches, 1):
                     _ensure_positions(rows)
-                    kept = rows.filter(pc.not_equal(rows["_cdc_op"], TRUNCATE))
-                    if kept.num_rows:
-                        yield shape.convert(kept)
+                    if rows.num_rows:
+                        yield shape.convert(rows)
                     if number % _RELEASED_EVERY == 0:
                         pa.default_memory_pool().release_unused()
 

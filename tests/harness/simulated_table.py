@@ -55,12 +55,16 @@ ADDED = Column("extra", 23, -1, pa.int32(), "integer", missing="5")
 
 
 class SimulatedTable:
-    """`rows`: of the source now. `cuts`: its rows at the end of each epoch, as texts."""
+    """`rows`: of the source now. `cuts`: its rows at the end of each epoch, as texts.
+
+    `versions`: each change, with all of its values.
+    """
 
     def __init__(self, path: Path, table: Table, choices: random.Random) -> None:
         self.table = table
         self.rows: list[Row] = []
         self.cuts: list[Counter[Texts]] = []
+        self.versions: list[Row] = []
         self._choices = choices
         self._sink = DeltaLake(str(path), SOURCE)
         self._lsn, self._seq, self._events = 100, 0, 0
@@ -129,6 +133,7 @@ class SimulatedTable:
         if not self.table.key or self._key(old) != self._key(new):
             sent["_cdc_before"] = {n: old[n] for n in self.table.before}
         self._log("u", **sent)
+        self.versions[-1] |= {n: _as_stored(new)[n] for n in unsent}
 
     def _new_row(self) -> Row:
         pick = self._choices.choice
@@ -149,6 +154,7 @@ class SimulatedTable:
         self._seq += 1
         place = {"_cdc_op": op, "_cdc_lsn": self._lsn, "_cdc_seq": self._seq, "_cdc_ts": self._at()}
         self._pending.append(_as_stored(place | row))
+        self.versions.append(dict(self._pending[-1]))
 
     # --- DDL and snapshots ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 SMALL_BYTES = 1 << 13
 """So little memory that rows are spilled."""
 SEEDS = range(4)
+PLACE = ["_cdc_op", "_cdc_lsn", "_cdc_seq"]
 Step = Callable[[], Awaitable[None] | None]
 
 
@@ -97,3 +99,30 @@ def _sorted(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
             texts = [(n, t) for n, t in row["_cdc_raw"] or () if n in columns]
             row["_cdc_raw"] = texts or None
     return sorted(map(repr, rows))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_changes_and_histories_are_those_of_the_source(seed: int, tmp_path: Path) -> None:
+    source = asyncio.run(write(tmp_path, KEYED, random.Random(seed)))
+    table = ingestd.open_lake(str(tmp_path)).source(SOURCE).table(str(NAME))
+    places = [(v["_cdc_lsn"], v["_cdc_seq"]) for v in source.versions if v["_cdc_op"] != "r"]
+    last = len(source.cuts)
+    halves = [table.changes(0, last // 2), table.changes(last // 2)]
+    found = pa.concat_tables([half.read_all().select(PLACE) for half in halves]).to_pylist()
+    assert sorted((r["_cdc_lsn"], r["_cdc_seq"]) for r in found if r["_cdc_op"] != "r") == sorted(
+        places
+    )
+    for key in {(row["id"], row["part"]) for row in source.rows}:
+        versions = [v for v in source.versions if key in _keys(v) or v["_cdc_op"] == "t"]
+        history = table.history(dict(zip(KEYED.key, key, strict=True)))
+        names = [f.name for f in history.schema if not f.name.startswith("_cdc_")]
+        assert history["_cdc_unchanged"].null_count == history.num_rows
+        shown = [*PLACE, *(n for n in names if n != "extra")]
+        found = [{n: row[n] for n in shown} for row in history.to_pylist()]
+        expected = [{n: row.get(n) for n in shown} for row in versions]
+        assert found == sorted(expected, key=lambda r: (r["_cdc_lsn"], r["_cdc_seq"]))
+
+
+def _keys(version: dict[str, Any]) -> set[tuple[Any, ...]]:
+    rows = (version, version.get("_cdc_before") or {})
+    return {tuple(row.get(name) for name in KEYED.key) for row in rows}

@@ -51,6 +51,10 @@ ARGUMENTS: dict[str, tuple[Callable[[LakeTable], object], str]] = {
     "condition's type": (lambda t: t.current(where=pc.field("id") == "x"), "no kernel matching"),
     "no condition": (lambda t: t.current(where="id > 5"), "is no condition"),
     "later epoch": (lambda t: t.current(at=3), "has the epochs 1 to 2, not 3"),
+    "since": (lambda t: t.changes(since=3), "since: 3 is no epoch from 0"),
+    "no column of the key": (lambda t: t.history({"note": "a"}), "key: 'note' is not part of"),
+    "no key": (lambda t: t.history({}), "key: 'id' is missing in the key"),
+    "key's type": (lambda t: t.history({"id": "x"}), "key: "),
     "no epoch": (lambda t: t.current(at=0), "has the epochs 1 to 2, not 0"),
 }
 
@@ -112,6 +116,13 @@ def test_i13_rows_that_were_removed_are_not_silently_missing(lake: RawLake) -> N
     with pytest.raises(TableError, match="rows of epoch 2 are missing"):
         table_of(lake).current()
     assert table_of(lake).current(at=1).num_rows == 2
+
+
+def test_changes_that_were_removed_are_not_silently_missing(lake: RawLake) -> None:
+    DeltaTable(str(lake.uri / Layout("shop").raw(ORDERS.id))).delete("id = 3")
+    assert table_of(lake).changes(until=1).read_all().num_rows == 3
+    with pytest.raises(TableError, match="rows of epoch 2 are missing"):
+        table_of(lake).changes(since=1)
 
 
 def test_rows_below_the_marker_may_be_removed(lake: RawLake) -> None:
