@@ -84,6 +84,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
     ),
     ("The run of a source", ("ingestd/pipeline/**/*.py", "ingestd/process/file_limit.py")),
     ("The lake", ("ingestd/lake/**/*.py",)),
+    ("Reading a lake without Spark", ("ingestd/reading/*.py",)),
     (
         "HTTP and the commands",
         (

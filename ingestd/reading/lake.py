@@ -19,6 +19,7 @@ from ingestd.model.schema import TableId
 from ingestd.reading.change_rows import ChangeRows
 from ingestd.reading.current_rows import CurrentRows, ReadOptions
 from ingestd.reading.cut import SourceRecords
+from ingestd.reading.frames import optional_library
 from ingestd.reading.output_columns import output_columns
 
 
@@ -160,6 +161,48 @@ class LakeTable:
             options = ReadOptions(columns, where, merge_versions, memory_bytes, spill_folder)
         rows = self._rows(at, options)
         return pa.RecordBatchReader.from_batches(rows.schema, rows.batches())
+
+    def to_pandas(
+        self,
+        at: int | None = None,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> Any:  # noqa: ANN401 - pandas.DataFrame
+        """Return the rows of `current` as a pandas DataFrame. Raise OperatorError without pandas.
+
+        Columns keep their Arrow types: numpy has no integer that is null, and no decimal.
+        """
+        pandas = optional_library("pandas", "to_pandas", "pandas")
+        return self.current(at, columns, where).to_pandas(types_mapper=pandas.ArrowDtype)
+
+    def to_polars(
+        self,
+        at: int | None = None,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> Any:  # noqa: ANN401 - polars.DataFrame
+        """Return the rows of `current` as a polars DataFrame.
+
+        Raise OperatorError without polars.
+        """
+        polars = optional_library("polars", "to_polars", "polars")
+        return polars.from_arrow(self.current(at, columns, where))
+
+    def to_duckdb(
+        self,
+        at: int | None = None,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        *,
+        connection: Any = None,  # noqa: ANN401 - duckdb.DuckDBPyConnection
+    ) -> Any:  # noqa: ANN401 - duckdb.DuckDBPyRelation
+        """Return the rows of `current` as a DuckDB relation. Raise OperatorError without DuckDB.
+
+        `connection`: that of the relation; None: DuckDB's default one.
+        """
+        duckdb = optional_library("duckdb", "to_duckdb", "ingestd[query]")
+        rows = self.current(at, columns, where)
+        return duckdb.from_arrow(rows) if connection is None else connection.from_arrow(rows)
 
     def changes(self, since: int = 0, until: int | None = None) -> pa.RecordBatchReader:
         """Return the changes of the epochs above `since`, up to `until` (None: the last one).
