@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,23 +63,21 @@ class RowCondition:
             return False
         return True
 
-    def may_match(self, statistics: Mapping[str, Any], stored: Mapping[str, str]) -> bool:
-        """Return whether a row with a key within a file's bounds may meet the condition.
+    def may_match(self, bounds: Mapping[str, tuple[object, object]]) -> bool:
+        """Return whether a row whose key is within these bounds, by column, may meet the condition.
 
-        `stored`: the lake column of each key column that has bounds for all rows.
+        Bounds that are no values of their column, such as None, are ignored.
         """
-        low, high = statistics.get("minValues") or {}, statistics.get("maxValues") or {}
         guarantee: pc.Expression | None = None
-        for name, lake_name in stored.items():
-            first, last = low.get(lake_name), high.get(lake_name)
+        for name, (first, last) in bounds.items():
             kind = self._schema.field(name).type
             if not _is_bound(first, kind) or not _is_bound(last, kind):
                 continue
             column = pc.field(name)
             above = (column >= pa.scalar(first, kind)) | column.is_null()
             below = (column <= pa.scalar(last, kind)) | column.is_null()
-            bounds = above & below
-            guarantee = bounds if guarantee is None else guarantee & bounds
+            both = above & below
+            guarantee = both if guarantee is None else guarantee & both
         if guarantee is None:
             return True
         form, files = ds.ParquetFileFormat(), fs.LocalFileSystem()

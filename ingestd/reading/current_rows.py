@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ingestd.digests.value_hashes import Hashes
 from ingestd.lake.definitions import Definition
-from ingestd.lake.delta.tail import File
+from ingestd.lake.delta.data_files import DataFileReader
 from ingestd.lake.fold.multiset import MultisetRows, remaining
 from ingestd.lake.fold.outcomes import DELETED, KEPT
 from ingestd.lake.fold.raw_texts import NAMES_TYPE, RAW_TYPE, TextEntries
@@ -24,12 +24,14 @@ from ingestd.reading.conditions import RowCondition
 from ingestd.reading.cut import SourceCut
 from ingestd.reading.key_partitions import MEMORY_BYTES, KeyPartitions, PartitionHashes
 from ingestd.reading.output_columns import CHANGE_FIELDS, OutputColumn, RowShape, output_columns
-from ingestd.reading.raw_files import RawFiles
+from ingestd.reading.raw_files import ChosenFile, RawFiles, has_only_reads
 
 RAW = "_cdc_raw"
 POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
 """Of the newest change of a row: may be requested for tables with a key."""
 BATCH_ROWS = 1 << 16
+_FEW_ROWS = 50_000
+"""A file of fewer rows has about one row group."""
 _HASH, _COUNT = "_cdc_hash", "_cdc_count"
 
 
@@ -138,22 +140,37 @@ class CurrentRows:
         files = None
         where = None if self._links or not self._key else self._where
         if where is not None:
-            files = [f for f in self._files.files if self._may_count(where, f)]
+            files = list(self._chosen_files(where))
         for rows in self._files.changes(self._shape, self._survey.marker, files):
             self._ensure_same_key(rows)
             yield where.rows_to_fold(rows) if where and where.reads_only_key else rows
 
-    def _may_count(self, where: RowCondition, file: File) -> bool:
-        """Return whether a file may have a change of a row that meets the condition."""
+    def _chosen_files(self, where: RowCondition) -> Iterator[ChosenFile]:
+        """Yield the files, and row groups, that may have a change of a row that matches.
+
+        By bounds of the key. An update that changed its key also changes the row of its old key,
+        of which nothing has bounds.
+        """
         stored = {
             c.name: c.newest
             for c in self._shape.columns
             if c.name in self._key and len(c.stored) == 1 and not c.since_lsn
         }
-        high = file[1].get("maxValues") or {}
-        if where.may_match(file[1], stored):
-            return True
-        return high.get("_cdc_seq") != 0 and self._files.may_have_old_keys(file)
+
+        def may_match(parquet: DataFileReader, group: int) -> bool:
+            return where.may_match({n: parquet.bounds(group, own) for n, own in stored.items()})
+
+        for file in self._files.files:
+            low, high = (file[1].get(name) or {} for name in ("minValues", "maxValues"))
+            bounds = {n: (low.get(own), high.get(own)) for n, own in stored.items()}
+            is_match = where.may_match(bounds)
+            is_small = (file[1].get("numRecords") or 0) < _FEW_ROWS
+            if (is_match and is_small) or (
+                not has_only_reads(file) and self._files.may_have_old_keys(file)
+            ):
+                yield file, None
+            elif is_match:
+                yield file, may_match
 
     def _ensure_same_key(self, rows: pa.Table) -> None:
         if self._definition.key_since_lsn:
@@ -163,9 +180,11 @@ class CurrentRows:
                 self._cut.ensure_same_key(self._table, self._definition, lowest)
 
     def _folded(self) -> Iterator[pa.Table]:
+        hashes = PartitionHashes(self._key, self._links)
         partitions = KeyPartitions(
             self._shape.schema,
-            PartitionHashes(self._key, self._links),
+            hashes,
+            hashes.reduced,
             expected_rows=self._survey.rows,
             memory_bytes=self._options.memory_bytes,
             folder=self._options.folder,
@@ -212,6 +231,7 @@ class CurrentRows:
         partitions = KeyPartitions(
             schema,
             _with_stored_hashes,
+            _net,
             expected_rows=self._survey.rows,
             memory_bytes=self._options.memory_bytes,
             folder=self._options.folder,
@@ -222,10 +242,8 @@ class CurrentRows:
                 partitions.add_rows(_counted(added, multiset.hashes(added), 1, schema))
                 partitions.add_rows(_counted(removed, multiset.hashes(removed), -1, schema))
             for rows in partitions.tables():
-                is_added = pc.equal(rows[_COUNT], 1)
-                added = rows.filter(is_added)
-                removed = rows.filter(pc.invert(is_added))[_HASH].to_numpy()
-                yield added.take(pa.array(remaining(added[_HASH].to_numpy(), removed)))
+                left = _net(rows)
+                yield left.filter(pc.equal(left[_COUNT], 1))
         finally:
             partitions.close()
 
@@ -239,6 +257,16 @@ def _counted(rows: pa.Table, hashes: Hashes, count: int, schema: pa.Schema) -> p
         if each.name not in {_HASH, _COUNT}
     ]
     return pa.Table.from_arrays([*own, pa.array(hashes), counts], schema=schema)
+
+
+def _net(rows: pa.Table) -> pa.Table:
+    """Return the rows without pairs of an added row and a removed one that is equal."""
+    is_added = pc.equal(rows[_COUNT], 1)
+    sides = rows.filter(is_added), rows.filter(pc.invert(is_added))
+    added, removed = (side[_HASH].to_numpy() for side in sides)
+    numbers = remaining(added, removed), remaining(removed, added)
+    left = [side.take(pa.array(own)) for side, own in zip(sides, numbers, strict=True)]
+    return pa.concat_tables(left)
 
 
 def _with_stored_hashes(rows: pa.Table) -> tuple[pa.Table, Hashes]:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.digests.value_hashes import Hashes
 from ingestd.lake.fold.raw_texts import TextEntries
+from ingestd.lake.fold.row_keys import RowKeys, are_compared
 from ingestd.lake.reference.raw_changes import key_hashes
 from ingestd.model.changes import DELETE, OF_BEFORE
 from ingestd.reading.raw_files import changes_key, old_keys
@@ -24,6 +26,10 @@ _ROW_BYTES = 128
 """Bytes that a fold needs for a row besides its values: numbers of keys, and positions."""
 _MOST_PARTITIONS = 512
 
+_LARGE = 2
+"""A partition of so many times the intended bytes is reduced while it is read."""
+
+Reduced = Callable[[pa.Table], pa.Table]
 WithHashes = Callable[[pa.Table], tuple[pa.Table, Hashes]]
 """Returns the rows to be stored for some rows, and the hash that determines the partition."""
 
@@ -31,14 +37,16 @@ WithHashes = Callable[[pa.Table], tuple[pa.Table, Hashes]]
 class KeyPartitions:
     """Stores rows by partition; each partition is read once.
 
-    `expected_rows`: about how many are added. `folder`: where a temporary folder is created; None:
-    the system's.
+    `reduced`: returns the rows of a partition without those that can't matter; called for a
+    partition that is larger than it should be, such as one row with many versions. `expected_rows`:
+    about how many are added. `folder`: where a temporary folder is created; None: the system's.
     """
 
     def __init__(
         self,
         schema: pa.Schema,
         with_hashes: WithHashes,
+        reduced: Reduced,
         *,
         expected_rows: int,
         memory_bytes: int = MEMORY_BYTES,
@@ -46,6 +54,7 @@ class KeyPartitions:
     ) -> None:
         self._schema = schema
         self._with_hashes = with_hashes
+        self._reduced = reduced
         self._expected_rows = expected_rows
         self._limit_bytes = max(1, memory_bytes // _HELD_SHARE)
         self._parent = folder
@@ -75,11 +84,22 @@ class KeyPartitions:
         for writer in self._files:
             writer.close()
         for number in range(len(self._files)):
-            with pa.OSFile(self._path(number)) as source:
-                rows = pa.ipc.open_stream(source).read_all()
-            Path(self._path(number)).unlink()
+            rows = self._read(Path(self._path(number)))
             if rows.num_rows:
                 yield rows
+
+    def _read(self, path: Path) -> pa.Table:
+        """Return the rows in a file, and remove it."""
+        is_large = path.stat().st_size > _LARGE * self._limit_bytes
+        found = self._schema.empty_table()
+        with pa.OSFile(str(path)) as source:
+            reader = pa.ipc.open_stream(source)
+            if not is_large:
+                found = reader.read_all()
+            for batch in reader:
+                found = self._reduced(pa.concat_tables([found, pa.Table.from_batches([batch])]))
+        path.unlink()
+        return found
 
     def close(self) -> None:
         """Remove the files. Idempotent."""
@@ -134,6 +154,29 @@ class PartitionHashes:
         if moved.num_rows:
             rows = pa.concat_tables([rows, self._deletions(moved)])
         return rows, self._mapped(key_hashes(rows, self._key))
+
+    def reduced(self, rows: pa.Table) -> pa.Table:
+        """Return the rows without those that a later complete change of their key replaces.
+
+        Rows that left another key remain, and those of linked keys: their values may count.
+        """
+        rows = rows.combine_chunks()
+        if not are_compared(rows, self._key):
+            return rows
+        keys = RowKeys([rows[name] for name in self._key])
+        lsn, seq = (rows[name].to_numpy() for name in ("_cdc_lsn", "_cdc_seq"))
+        rank = np.empty(rows.num_rows, np.int64)
+        rank[np.lexsort((seq, lsn))] = np.arange(rows.num_rows)
+        is_complete = rows["_cdc_unchanged"].is_null().to_numpy()
+        is_complete = is_complete | pc.equal(rows["_cdc_op"], DELETE).to_numpy()
+        newest = np.full(keys.count + 1, -1)  # (the last is that of keys with a null)
+        np.maximum.at(newest, keys.numbers[is_complete], rank[is_complete])
+        newest[-1] = -1
+        is_kept = rank >= newest[keys.numbers]
+        is_kept |= changes_key(rows, self._key).to_numpy(zero_copy_only=False)
+        if len(self._linked):
+            is_kept |= np.isin(key_hashes(rows, self._key), self._linked)
+        return rows.filter(pa.array(is_kept))
 
     def _mapped(self, hashes: Hashes) -> Hashes:
         if not len(self._linked):

@@ -19,6 +19,7 @@ from ingestd.lake.fold.raw_texts import NAMES_TYPE
 from ingestd.lake.layout import Layout
 from ingestd.lake.reference.raw_changes import (
     POSITION,
+    KeepGroup,
     Position,
     epochs_of,
     highest,
@@ -32,6 +33,8 @@ from ingestd.model.errors import DamagedError, FolderError
 from ingestd.model.schema import TableId
 from ingestd.reading.output_columns import RowShape
 
+ChosenFile = tuple[File, KeepGroup | None]
+"""A file, and which of its row groups are read (None: all)."""
 _OPERATIONS = {SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE}
 BEGINNING: Position = (-1, -2)
 """Below every position."""
@@ -99,7 +102,7 @@ class RawFiles:
         wanted = pa.schema([*POSITION, ("_cdc_unchanged", NAMES_TYPE)])
         with self.faults():
             for file in self.files:
-                if _is_one_read(file[1]) and epochs_of(file[1])[1] <= self._epoch:
+                if _is_one_read(file) and epochs_of(file[1])[1] <= self._epoch:
                     found.rows += file[1]["numRecords"]
                     found.read_at.add(file[1]["minValues"]["_cdc_lsn"])
                     continue
@@ -132,46 +135,50 @@ class RawFiles:
         found: list[Hashes] = []
         if not shape.key or not wanted:
             return found
-        columns = tuple(c for c in shape.columns if c.name in {*shape.key, *wanted})
-        narrow = RowShape(columns, shape.key, frozenset(filter(None, wanted)))
-        for rows in self.changes(narrow, marker):
-            moved = rows.filter(changes_key(rows, shape.key))
-            moved = moved.filter(moved["_cdc_unchanged"].is_valid())
+        narrow = RowShape(tuple(c for c in shape.columns if c.name in shape.key), shape.key)
+        files = [(file, None) for file in self.files if not has_only_reads(file)]
+        for rows in self._raw_rows(narrow, files, _above(marker)):
+            is_moved = pc.and_(rows["_cdc_before"].is_valid(), rows["_cdc_unchanged"].is_valid())
+            moved = rows.filter(pc.and_(is_moved, pc.equal(rows["_cdc_op"], UPDATE)))
             if moved.num_rows:
-                pair = (
-                    key_hashes(moved, shape.key),
-                    key_hashes(old_keys(moved, shape.key), shape.key),
-                )
-                found.append(np.stack(pair))
+                keys = narrow.convert(moved)
+                keys = keys.filter(changes_key(keys, shape.key))
+                both = keys.select(list(shape.key)), old_keys(keys, shape.key)
+                found.append(np.stack([key_hashes(each, shape.key) for each in both]))
         return found
 
     def changes(
-        self, shape: RowShape, marker: Position, files: Sequence[File] | None = None
+        self, shape: RowShape, marker: Position, files: Sequence[ChosenFile] | None = None
     ) -> Iterator[pa.Table]:
         """Yield the rows above the marker, converted, without `t`. `files`: all by default."""
-        above = None if marker == BEGINNING else marker
-        for rows in self.change_rows(shape, above=above, files=files):
+        for rows in self._raw_rows(shape, files, _above(marker)):
             kept = rows.filter(pc.not_equal(rows["_cdc_op"], TRUNCATE))
             if kept.num_rows:
-                yield kept
+                yield shape.convert(kept)
 
-    def change_rows(
+    def change_rows(self, shape: RowShape, *, after: int = 0) -> Iterator[pa.Table]:
+        """Yield the rows of epochs above `after`, converted."""
+        for rows in self._raw_rows(shape, after=after):
+            if rows.num_rows:
+                yield shape.convert(rows)
+
+    def _raw_rows(
         self,
         shape: RowShape,
-        *,
+        files: Sequence[ChosenFile] | None = None,
         above: Position | None = None,
         after: int = 0,
-        files: Sequence[File] | None = None,
     ) -> Iterator[pa.Table]:
-        """Yield the rows at positions above `above`, of epochs above `after`, converted."""
-        wanted = shape.raw_schema
+        chosen = [(file, None) for file in self.files] if files is None else files
+        wanted, epoch = shape.raw_schema, self._epoch
         with self.faults():
-            for file in self.files if files is None else files:
-                batches = read_changes(self._log, file, wanted, self._epoch, above, after=after)
+            for file, keep in chosen:
+                batches = read_changes(
+                    self._log, file, wanted, epoch, above, after=after, keep=keep
+                )
                 for number, rows in enumerate(batches, 1):
                     _ensure_positions(rows)
-                    if rows.num_rows:
-                        yield shape.convert(rows)
+                    yield rows
                     if number % _RELEASED_EVERY == 0:
                         pa.default_memory_pool().release_unused()
 
@@ -187,15 +194,22 @@ class RawFiles:
             )
 
 
-def _is_one_read(statistics: Mapping[str, Mapping[str, int]]) -> bool:
+def _above(marker: Position) -> Position | None:
+    return None if marker == BEGINNING else marker
+
+
+def has_only_reads(file: File) -> bool:
+    """Return whether a file has only `r` rows, by its statistics."""
+    low, high = (file[1].get(name) or {} for name in ("minValues", "maxValues"))
+    return bool(low.get("_cdc_seq") == high.get("_cdc_seq") == 0)
+
+
+def _is_one_read(file: File) -> bool:
     """Return whether a file has only `r` rows at one position, by its statistics."""
-    low, high = statistics.get("minValues") or {}, statistics.get("maxValues") or {}
-    return (
-        statistics.get("numRecords") is not None
-        and low.get("_cdc_seq") == high.get("_cdc_seq") == 0
-        and low.get("_cdc_lsn") is not None
-        and low["_cdc_lsn"] == high.get("_cdc_lsn")
-    )
+    low, high = (file[1].get(name) or {} for name in ("minValues", "maxValues"))
+    lsn = low.get("_cdc_lsn")
+    is_known = file[1].get("numRecords") is not None and lsn is not None
+    return is_known and has_only_reads(file) and bool(lsn == high.get("_cdc_lsn"))
 
 
 def _ensure_positions(rows: pa.Table) -> None:
