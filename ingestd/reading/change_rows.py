@@ -56,8 +56,7 @@ class ChangeRows:
 
         Raise TableError at once if rows of these epochs were removed.
         """
-        epochs = [e for e in self._cut.epochs if e["epoch"] > epoch]
-        self._cut.ensure_rows(self._table, self._files.rows_by_epoch(epoch), epochs)
+        self._cut.ensure_rows_since(self._table, epoch, self._files.rows_by_epoch(epoch))
         return self._batches(epoch)
 
     def _batches(self, epoch: int) -> Iterator[pa.RecordBatch]:

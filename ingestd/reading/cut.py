@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.lake.definitions import Definition, Registry
+from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.log import TableLog
-from ingestd.lake.delta.read import read_files
+from ingestd.lake.delta.read import conform, list_files
 from ingestd.lake.epochs_table import SCHEMA as EPOCHS_SCHEMA
 from ingestd.lake.layout import Layout
 from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
+from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import (
     ConfigError,
+    FolderError,
     OperatorError,
     TableError,
     did_you_mean_table,
@@ -26,6 +28,8 @@ from ingestd.model.errors import (
 from ingestd.model.lake_state import TableState
 from ingestd.model.schema import TableId
 
+_NEVER_NULL = {"epoch", "end_lsn", "table", "state", "schema_version", "at_lsn", "at"}
+"""Columns of `_epochs` and `_tables` that have a value in every row."""
 _NAMED = 20
 """Names of tables that an error lists at most."""
 
@@ -38,34 +42,47 @@ class SourceRecords:
         self.source = source
         self._epochs = TableLog(store, layout.epochs, layout.app_id())
         self._tables = TableLog(store, layout.tables, layout.app_id())
-        self._read: dict[str, tuple[int, pa.Table]] = {}
+        self._read: dict[str, dict[str, pa.Table]] = {}
 
     def epochs(self) -> pa.Table:
         """Return the rows of `_epochs`, by epoch. Raise OperatorError without any."""
-        rows = self._rows(self._epochs, EPOCHS_SCHEMA)
+        rows = self._rows(self._epochs, EPOCHS_SCHEMA, "epoch")
         if not rows.num_rows:
             raise OperatorError(
                 f"lake {self._epochs.uri}: source {self.source} has no epoch yet",
                 remedy="check the lake's URI and the source's name; `ingestd run` commits the first"
                 " epoch",
             )
-        return rows.sort_by("epoch")
+        return rows
 
     def events(self) -> pa.Table:
         """Return the rows of `_tables`, in the order in which they were recorded."""
-        return self._rows(self._tables, TABLES_SCHEMA).sort_by("at")
+        return self._rows(self._tables, TABLES_SCHEMA, "at")
 
     def registry(self) -> Registry:
         """Return the contents of `_tables`."""
         return Registry(self.events().to_pylist())
 
-    def _rows(self, log: TableLog, schema: pa.Schema) -> pa.Table:
+    def _rows(self, log: TableLog, schema: pa.Schema, order: str) -> pa.Table:
+        """Return the rows of the newest version, by a column. A file that was read is kept."""
         log.load()
-        version, rows = self._read.get(log.folder, (None, schema.empty_table()))
-        if log.exists and log.version != version:
-            rows = read_files(log.handle, log.store, log.folder, schema=schema)
-            self._read[log.folder] = log.version, rows
-        return rows if log.exists else schema.empty_table()
+        if not log.exists:
+            return schema.empty_table()
+        needed = pa.schema([field for field in schema if field.name in _NEVER_NULL])
+        log.ensure_fields(needed)
+        known = self._read.get(log.folder, {})
+        with storage_faults(log.uri):
+            paths = [path for path, _, _ in list_files(log.handle)]
+            read = {p: known[p] if p in known else _file_rows(log, p, schema) for p in paths}
+        self._read[log.folder] = read
+        rows = pa.concat_tables([schema.empty_table(), *read.values()])
+        for name in needed.names:
+            if rows[name].null_count:
+                raise FolderError(
+                    f"lake table {log.uri}: a row has no {name}: another program wrote it",
+                    remedy="put the table's folder back from a copy",
+                )
+        return rows.sort_by(order)
 
     def cut(self, at: int | None = None) -> SourceCut:
         """Return the cut at an epoch; None: at the last one. Raise ConfigError if it is unknown."""
@@ -84,7 +101,7 @@ class SourceRecords:
                 f" {epochs.num_rows} of {number - first + 1}",
                 remedy="put `_epochs` back from a copy of the lake",
             )
-        return SourceCut(self, number, epochs.to_pylist(), self.registry())
+        return SourceCut(self, number, epochs, self.registry())
 
     def is_last(self, number: int) -> bool:
         """Return whether no later epoch exists, as `_epochs` is now."""
@@ -100,14 +117,14 @@ class SourceCut:
 
     records: SourceRecords
     epoch: int
-    epochs: Sequence[Mapping[str, Any]]
+    epochs: pa.Table
     registry: Registry
     _is_last: list[bool] = field(default_factory=list)
 
     @property
     def end_lsn(self) -> int:
         """The position at which the epoch ends."""
-        return int(self.epochs[-1]["end_lsn"])
+        return int(self.epochs["end_lsn"][-1].as_py())
 
     def tables(self) -> dict[str, Definition]:
         """Return every table that was known by then, by name."""
@@ -159,15 +176,29 @@ class SourceCut:
 
         `rows`: how many it has up to this cut; `by_epoch` returns them by epoch.
         """
-        if rows < sum(_rows_in(e, str(table)) for e in self.epochs):
-            self.ensure_rows(table, by_epoch(), [e for e in self.epochs if e["end_lsn"] > above])
+        wanted, total = self._rows_of(table)
+        if rows < total:
+            self._ensure_rows(
+                table, wanted.filter(pc.greater(wanted["end_lsn"], above)), by_epoch()
+            )
 
-    def ensure_rows(
-        self, table: TableId, rows: Mapping[int, int], epochs: Iterable[Mapping[str, Any]]
-    ) -> None:
-        """Raise TableError if the raw table lacks rows of these epochs. `rows`: by epoch."""
-        for epoch in epochs:
-            if rows.get(epoch["epoch"], 0) < _rows_in(epoch, str(table)):
+    def ensure_rows_since(self, table: TableId, epoch: int, rows: Mapping[int, int]) -> None:
+        """Raise TableError if the raw table lacks rows of epochs above one. `rows`: by epoch."""
+        wanted, _ = self._rows_of(table)
+        self._ensure_rows(table, wanted.filter(pc.greater(wanted["epoch"], epoch)), rows)
+
+    def _rows_of(self, table: TableId) -> tuple[pa.Table, int]:
+        """Return the epochs that changed a table (epoch, end_lsn, rows), and the sum of rows."""
+        entries = self.epochs["tables"].combine_chunks()
+        parents, flat = pc.list_parent_indices(entries), pc.list_flatten(entries)
+        is_own = pc.equal(pc.struct_field(flat, "table"), str(table))
+        own = self.epochs.select(["epoch", "end_lsn"]).take(parents.filter(is_own))
+        rows = pc.struct_field(flat, "rows").filter(is_own)
+        return own.append_column("rows", rows), pc.sum(rows).as_py() or 0
+
+    def _ensure_rows(self, table: TableId, wanted: pa.Table, rows: Mapping[int, int]) -> None:
+        for epoch in wanted.to_pylist():
+            if rows.get(epoch["epoch"], 0) < epoch["rows"]:
                 raise TableError(
                     table,
                     f"rows of epoch {epoch['epoch']} are missing from its raw table: they were"
@@ -210,5 +241,8 @@ class SourceCut:
         return f"`ingestd status` shows its progress; then read it at an epoch above {self.epoch}"
 
 
-def _rows_in(epoch: Mapping[str, Any], table: str) -> int:
-    return sum(entry["rows"] for entry in epoch["tables"] or () if entry["table"] == table)
+def _file_rows(log: TableLog, path: str, schema: pa.Schema) -> pa.Table:
+    with open_parquet(log.store, f"{log.folder}/{path}") as file:
+        names = [name for name in schema.names if name in file.schema.names]
+        parts = [conform(pa.Table.from_batches([batch]), schema) for batch in file.batches(names)]
+    return pa.concat_tables([schema.empty_table(), *parts])

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 import ingestd
+from ingestd.lake.epochs_table import SCHEMA as EPOCHS_SCHEMA
 from ingestd.lake.layout import Layout
-from ingestd.model.errors import ConfigError, OperatorError, TableError
+from ingestd.model.errors import ConfigError, FolderError, OperatorError, TableError
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
 
@@ -183,3 +184,21 @@ def test_a_file_of_another_program_is_a_fault_of_its_table(lake: RawLake, name: 
         table_of(lake).current()
     assert text in caught.value.what
     assert "ingestd snapshot shop public.orders" in str(caught.value.remedy)
+
+
+def test_an_epoch_without_a_number_is_refused(lake: RawLake) -> None:
+    epochs = str(lake.uri / Layout("shop").epochs)
+    row = pa.Table.from_pylist([{"end_lsn": 999}], EPOCHS_SCHEMA)
+    write_deltalake(epochs, row, mode="append")
+    with pytest.raises(FolderError, match="a row has no epoch"):
+        table_of(lake).current()
+
+
+def test_epochs_that_are_missing_are_noticed(lake: RawLake) -> None:
+    lake.commit({ORDERS: [{"id": 4, "_cdc_lsn": lake.next_lsn(), "_cdc_seq": 1}]})
+    DeltaTable(str(lake.uri / Layout("shop").epochs)).delete("epoch = 2")
+    with pytest.raises(OperatorError, match="epochs are missing below 3"):
+        table_of(lake).current()
+    DeltaTable(str(lake.uri / Layout("shop").epochs)).delete("epoch = 1")
+    with pytest.raises(ConfigError, match="maintenance removed those before 3"):
+        table_of(lake).current(at=1)
