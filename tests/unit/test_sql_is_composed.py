@@ -46,7 +46,6 @@ MEANT = {
         "ingestd/postgres/polling/keys/key_pages.py",
         "query_bytes(connection, query)",
     ): "composed, as bytes",
-    ("ingestd/reading/query.py", "statement"): "the operator's own, run by DuckDB in memory",
     (
         "ingestd/postgres/connection/names.py",
         "query",

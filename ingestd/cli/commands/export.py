@@ -13,6 +13,7 @@ import typer
 from ingestd.cli.errors import load, reporting
 from ingestd.cli.options import ConfigFile, Debug, SourceName, TableName, known_source
 from ingestd.model.errors import ConfigError, OperatorError
+from ingestd.process.file_creation import create_binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,8 @@ Columns = Annotated[
     list[str] | None,
     typer.Option("--column", metavar="NAME", help="Only this column; may be repeated."),
 ]
+MODE = 0o666
+"""Of an exported file, reduced by the umask."""
 Statement = Annotated[str, typer.Argument(metavar="SQL", help="A statement of DuckDB's SQL.")]
 
 
@@ -136,7 +139,7 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
         raise ConfigError(f"--output: {path} exists; nothing was written")
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("xb") as file:
+        with create_binary(partial, MODE) as file:
             yield file
         partial.rename(path)
     except FileExistsError as error:
