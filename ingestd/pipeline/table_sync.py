@@ -116,7 +116,7 @@ class TableSync:
                 remedy='set snapshot = "initial", send SIGHUP to the daemon, and retry',
             )
         if where is None:
-            self._table_set.request(tables)
+            self._table_set.request(tables, self._capture.retry(tables))
         else:
             self._table_set.request_partial(tables)
             self._partial += [(table, where) for table in tables]

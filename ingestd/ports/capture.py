@@ -284,6 +284,13 @@ class ChangeCapture(Protocol):
         """Return when the result of `discover` may have changed. Safe to cancel."""
         ...
 
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Retry at the next discovery those tables that are refused for some time after a fault.
+
+        Return which of them are.
+        """
+        ...
+
     async def server_end(self, committed: LakeState) -> ServerEnd:
         """Return the end of what this server can have sent to this lake. Changes nothing.
 

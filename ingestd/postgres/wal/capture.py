@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -154,6 +154,11 @@ class WalCapture:
             self._decode_gap.sent_completely -= interrupted
             notices = server_notices(server, self._dsn)
             return replace(found, notices=(*found.notices, *notices))
+
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Return nothing: no table is refused for some time."""
+        del tables
+        return ()
 
     async def tables_changed(self) -> None:
         """Return once the catalog differs from the last discovery: check regularly or on notice."""

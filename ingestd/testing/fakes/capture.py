@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -91,6 +91,11 @@ class FakeCapture:
         """Return when the tables differ from those last discovered; check after every write."""
         while self._seen() == self._discovered:
             await self.database.growth.wait()
+
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Return nothing: no table is refused for some time."""
+        del tables
+        return ()
 
     async def server_end(self, committed: LakeState) -> ServerEnd:
         """Return the end of the log."""
