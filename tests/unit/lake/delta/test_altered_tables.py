@@ -76,7 +76,7 @@ async def test_isolated_an_altered_table_is_not_written_over(
         assert newest(folders[name]) == altered[name], name
         assert f"ingestd snapshot shop public.{name}" in (error.remedy or "")
         with pytest.raises(TableError):  # nor by a new snapshot, until it is put right
-            await epochs.sink.reload_if_damaged(TABLES[name].id)
+            await epochs.sink.raw_tables.reload_if_damaged(TABLES[name].id)
     await epochs.sink.close()
     await epochs.open()
     assert epochs.stopped.keys() == ALTERED.keys()

@@ -205,7 +205,7 @@ async def test_properties_set_by_others_are_seen_by_the_next_commit(
     other = DeltaTable(tmp_path / "shop/public/a")
     other.alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
     await commit(lake, 200, 2)
-    log = lake.raw_table(A.id).log
+    log = lake.raw_tables.raw_table(A.id).log
     assert log.configuration()["delta.logRetentionDuration"] == "interval 60 days"
 
 

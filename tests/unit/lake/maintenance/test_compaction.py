@@ -259,7 +259,7 @@ async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Pat
         other = DeltaTable(tmp_path / FOLDER)
         other.alter.set_table_properties({"delta.logRetentionDuration": f"interval {days} days"})
         other.create_checkpoint()
-        own = lake.raw_table(A.id).log
+        own = lake.raw_tables.raw_table(A.id).log
         own.set_properties({"test": str(days)})  # a commit of ours that says nothing of polling
         own.checkpoint()
         maintain(tmp_path, days=days)
@@ -268,7 +268,7 @@ async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Pat
     assert min(number for number, _ in commits(tmp_path)) > 1
     await commit(lake, 31)
     lake = await opened(tmp_path)
-    assert lake.raw_table(A.id).resume == "resume 30"
+    assert lake.raw_tables.raw_table(A.id).resume == "resume 30"
     assert ids(tmp_path) == expected(31)
 
 
