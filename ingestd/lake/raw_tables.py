@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from ingestd.lake.delta.append_log import ClaimedTakeoverError
+from ingestd.lake.delta.conflicts import ClaimedTakeoverError
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.layout import Layout
 from ingestd.lake.opening import notices_of, refuse_foreign, torn_commit_error

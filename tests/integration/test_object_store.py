@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 
-from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, turn_of
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_INTERVAL, turn_of
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log, open_table
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.lake.delta.append_log import CHECKPOINT_EVERY, REOPEN_EVERY, AppendLog, Creation
+from ingestd.lake.delta.append_log import REOPEN_EVERY, AppendLog, Creation
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_EVERY
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.store.plain_files import Fsync
@@ -158,7 +159,7 @@ async def test_a_fault_of_a_checkpoint_is_raised_by_the_next_commit(tmp_path: Pa
     log.create(Creation(pa.schema([("id", pa.int64())]), {}))
     while not later:
         log.commit_files([], log.version + 1)
-    assert log.is_due(log.version)
+    assert log.checkpoints.is_due(log.version)
     [checkpoint] = later
     moved = (tmp_path / "shop/x").rename(tmp_path / "gone")
     checkpoint()
@@ -192,7 +193,10 @@ async def test_checkpoints_that_take_long_do_not_pile_up(tmp_path: Path, end: st
 def test_tables_changed_together_have_checkpoints_spread_out(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, Fsync())
     logs = [AppendLog(store, f"shop/public/t{n}", f"ingestd/shop/t{n}") for n in range(500)]
-    due = [sum(log.is_due(version) for log in logs) for version in range(2 * CHECKPOINT_EVERY)]
+    due = [
+        sum(log.checkpoints.is_due(version) for log in logs)
+        for version in range(2 * CHECKPOINT_EVERY)
+    ]
     assert sum(due) == 2 * len(logs)
     assert max(due) <= 4 * len(logs) / CHECKPOINT_EVERY
 
@@ -346,7 +350,9 @@ async def test_a_log_killed_between_a_checkpoint_and_its_pointer(
     tmp_path: Path,
 ) -> None:
     lake = await opened(tmp_path)
-    last = next(filter(AppendLog(lake.store, lake.layout.raw(A.id), "").is_due, count(10)))
+    last = next(
+        filter(AppendLog(lake.store, lake.layout.raw(A.id), "").checkpoints.is_due, count(10))
+    )
     for number in range(last):
         await commit(lake, 100 * (number + 1), number)
     log = tmp_path / "shop/public/a/_delta_log"

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.lake.delta.append_log import CHECKPOINT_EVERY, AppendLog
+from ingestd.lake.delta.append_log import AppendLog
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_EVERY
 from ingestd.lake.delta.read import list_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.compaction import (
@@ -323,7 +324,7 @@ async def test_removed_files_are_kept_for_a_retention_beyond_deltas(
 async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     epochs = AppendLog(store_of(tmp_path), "shop/_epochs", "")
-    last = next(filter(epochs.is_due, count(CHECKPOINT_EVERY)))
+    last = next(filter(epochs.checkpoints.is_due, count(CHECKPOINT_EVERY)))
     log = tmp_path / "shop/_epochs/_delta_log"
     found = partial(log.glob, "*.checkpoint.parquet")  # of the version that is newest by then
 
@@ -332,7 +333,7 @@ async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Pat
 
     for position in range(1, last + 12):
         await lake.advance(Lsn(position))
-        if Way.kind is LocalStore and epochs.is_due(position):
+        if Way.kind is LocalStore and epochs.checkpoints.is_due(position):
             # One that is due meanwhile would be left out.
             await_until(partial(has_checkpoint, position), 60, "the checkpoint")
     await_until(partial(has_checkpoint, last), 60, "the checkpoint")
