@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.lake.store.store import LocalStore
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.model.errors import FolderError, TableError
 from ingestd.model.schema import _TYPE_NAMES, TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.harness.damages import ALTERED, HARMLESS, newest

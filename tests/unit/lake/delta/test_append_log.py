@@ -19,8 +19,8 @@ from ingestd.lake.delta.append_log import REOPEN_EVERY, AppendLog, Creation
 from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_EVERY
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import (
     FolderError,
     IngestdError,

@@ -33,8 +33,8 @@ from ingestd.lake.raw_table import raw_schema, statistics_columns
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.lake.store import plain_files
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TableError
 from ingestd.model.lsn import Lsn

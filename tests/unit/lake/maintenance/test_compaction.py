@@ -27,8 +27,8 @@ from ingestd.lake.maintenance.compaction import (
     TableMaintenance,
 )
 from ingestd.lake.maintenance.log_cleanup import LogCleaner
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.lsn import Lsn
 from tests.harness.waiting import await_until
 from tests.unit.lake.rows import inserts, listed_live, make_table, summary

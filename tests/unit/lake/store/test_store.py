@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore, open_store
+from ingestd.lake.store.store import open_store
 from ingestd.model.errors import OperatorError
 
 if TYPE_CHECKING:
