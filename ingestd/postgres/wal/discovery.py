@@ -19,7 +19,8 @@ from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.row_checks import WITHOUT_ITS_VALUE
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
-from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import Catalog, read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.captured.dropped_tables import DroppedTables, find_dropped
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.publication import Publication, Published
