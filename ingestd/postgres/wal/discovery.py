@@ -15,7 +15,7 @@ from ingestd.decode.type_mapping import BUILT_IN, Types
 from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import Notice, RegisteredTable
-from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.lsn import Lsn
 from ingestd.model.row_checks import WITHOUT_ITS_VALUE
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
@@ -29,6 +29,7 @@ from ingestd.postgres.catalog.table_faults import own_lock
 from ingestd.postgres.catalog.tables import TableRow, refusal, table_of
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.session import connect
+from ingestd.postgres.rewrites.awaited_partitions import AwaitedPartitions
 from ingestd.postgres.rewrites.ddl_log import DdlEvent
 from ingestd.postgres.rewrites.ddl_script import DdlLogFault, ddl_log_fault
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
@@ -51,20 +52,6 @@ TRY_AGAIN_S = 60.0
 Known = Mapping[TableId, RegisteredTable]
 ReadCatalog = Callable[[WalSettings, Mapping[TableId, Published]], Awaitable[Catalog]]
 """Reads the catalog, given what was published at the last reading."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Awaited:
-    """Partitions to be judged only once the stream has passed `lsn`.
-
-    `files`: the files that they had before those were replaced. `ended`: its value when they were
-    found to be empty (`TableFingerprint`). `new`: the partitions that were added.
-    """
-
-    lsn: Lsn
-    files: Mapping[int, int]
-    ended: int
-    new: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +120,7 @@ class SourceTables:
         self._ddl_fault: DdlLogFault | None = None
         self._is_reported = True
         self._enums: dict[int, EnumColumns] = {}
-        self._awaited: dict[int, _Awaited] = {}
-        self._reached = ZERO
+        self._awaited = AwaitedPartitions(self.evidence)
         self._suspected: set[TableId] = set()
         self._kept_out: dict[TableId, TableError] = {}
         self._tried_at_s = 0.0
@@ -175,7 +161,7 @@ class SourceTables:
         fingerprints = found.fingerprints
         # Not earlier: a failed comparison would otherwise lose the difference.
         self._tracker.record(fingerprints)
-        self._awaited = {oid: a for oid, a in self._awaited.items() if oid in fingerprints}
+        self._awaited.keep_only(fingerprints.keys())
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
         self.evidence.clear(pending, catalog.pg_snapshot, fingerprints, voided)
         self._enums = _enums_of(catalog, fingerprints, types)
@@ -212,7 +198,7 @@ class SourceTables:
 
         Also true if it lacks something that the stream reported.
         """
-        if not self._is_reported or any(a.lsn <= self._reached for a in self._awaited.values()):
+        if not self._is_reported or self._awaited.are_due:
             return True
         if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
             return True
@@ -300,7 +286,7 @@ class SourceTables:
         read = catalog.storage(row)
         now = replace(last, membership=read.membership, publication=read.publication)
         self._tracker.record({row.oid: now})
-        return {row.id: str(self._settled(row.oid, now))}
+        return {row.id: str(self._awaited.settled(row.oid, now))}
 
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId
@@ -318,7 +304,7 @@ class SourceTables:
 
         Return it with the doubts about its tables, and whether the catalog must be read again.
         """
-        self._reached = max(self._reached, change_set.position)
+        self._awaited.reach(change_set.position)
         found = unknown_labels(change_set, self._enums)
         has_news = [
             self.evidence.record_labels(oid, new, change_set.position) for oid, new in found.items()
@@ -353,7 +339,8 @@ class SourceTables:
         now = _first(now, known) if then is None else now.after(then)
         now = pending.without_changed(row.oid, await comparison.with_empty(now, then))
         makers = await read_makers(connection, now.partitions_since(then, row.oid))
-        quiet = self._quiet(row.oid, then, now, catalog, makers)
+        lsn, pg_snapshot = catalog.lsn, catalog.pg_snapshot
+        quiet = self._awaited.expect(row.oid, then, now, makers, lsn=lsn, pg_snapshot=pg_snapshot)
         reason = read.by_ddl.get(row.oid) if row.id in read.known else None
         reason = reason or _rekeyed(described, then, known)
         then = then and replace(then, files={**then.files, **quiet})
@@ -376,60 +363,12 @@ class SourceTables:
             self.evidence.record_lake_names(row.oid, names, last)
         return last
 
-    def _quiet(
-        self,
-        oid: int,
-        then: TableFingerprint | None,
-        now: TableFingerprint,
-        catalog: Catalog,
-        makers: Mapping[int, int],
-    ) -> dict[int, int]:
-        """Return the files of partitions that stayed empty but have another file.
-
-        VACUUM FULL leaves that, and so does a TRUNCATE of rows inserted since. The stream shows
-        which, as it sends those rows. Until it has reached the point at which the catalog was
-        read, `_tables` keeps the old file, and no file of a new partition. `makers`: the
-        transactions that created new partitions.
-        """
-        self.evidence.expect_made(oid, makers)
-        both = then.empty & now.empty if then is not None else frozenset()
-        quiet = {
-            leaf: now.files[leaf]
-            for leaf in both
-            if then is not None and then.files.get(leaf) != now.files[leaf]
-        }
-        for leaf in quiet:
-            self.evidence.expect_quiet(leaf, oid, catalog.pg_snapshot)
-        awaited = self._awaited.get(oid)
-        if (quiet or makers) and then is not None:
-            files = {leaf: then.files[leaf] for leaf in quiet if leaf in then.files}
-            ended, new = now.ended, frozenset(makers)
-            if awaited is not None:
-                files, ended = {**files, **awaited.files}, awaited.ended
-                new |= awaited.new
-            self._awaited[oid] = _Awaited(catalog.lsn, files, ended, new)
-        elif awaited is not None and awaited.lsn <= self._reached:
-            del self._awaited[oid]
-        return quiet
-
     def _storage_to_record(
         self, row: TableRow, now: TableFingerprint, known: RegisteredTable | None
     ) -> str:
         # Otherwise the next run would again find files that differ from the recorded ones.
         with_files = row.oid in self._rewritten
-        return to_record(self._settled(row.oid, now), row.oid, known, files=with_files)
-
-    def _settled(self, oid: int, now: TableFingerprint) -> TableFingerprint:
-        """Return the storage for `_tables`: with the former files of awaited partitions."""
-        awaited = self._awaited.get(oid)
-        if awaited is None:
-            return now
-        files = {
-            leaf: awaited.files.get(leaf, file)
-            for leaf, file in now.files.items()
-            if leaf not in awaited.new
-        }
-        return replace(now, files=files, ended=awaited.ended)
+        return to_record(self._awaited.settled(row.oid, now), row.oid, known, files=with_files)
 
     def _rows_to_describe(self, catalog: Catalog) -> Iterator[TableRow]:
         """Yield the tables, except those without columns that only a pattern matches."""
