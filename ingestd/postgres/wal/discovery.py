@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -23,12 +22,10 @@ from ingestd.postgres.captured.catalog import Catalog, read_catalog
 from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.captured.dropped_tables import DroppedTables, find_dropped
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
-from ingestd.postgres.catalog.publication import Publication, Published
+from ingestd.postgres.catalog.publication import Published
 from ingestd.postgres.catalog.replica_identity import incomplete
 from ingestd.postgres.catalog.table_faults import own_lock
 from ingestd.postgres.catalog.tables import TableRow, refusal, table_of
-from ingestd.postgres.connection.quoting import printed
-from ingestd.postgres.connection.session import connect
 from ingestd.postgres.rewrites.awaited_partitions import AwaitedPartitions
 from ingestd.postgres.rewrites.ddl_log import DdlEvent
 from ingestd.postgres.rewrites.ddl_script import DdlLogFault, ddl_log_fault
@@ -44,11 +41,9 @@ from ingestd.postgres.rewrites.tracker import (
 )
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.enum_labels import EnumColumns, enum_columns, unknown_labels
-from ingestd.postgres.wal.publication_sql import add_statement, column_lists, kept_out
+from ingestd.postgres.wal.publication import PublicationRefusals, unpublishable
 from ingestd.postgres.wal.server import WalServer
 
-TRY_AGAIN_S = 60.0
-"""How often to retry a table that the server refused to publish; stopped sources wait as long."""
 Known = Mapping[TableId, RegisteredTable]
 ReadCatalog = Callable[[WalSettings, Mapping[TableId, Published]], Awaitable[Catalog]]
 """Reads the catalog, given what was published at the last reading."""
@@ -121,13 +116,7 @@ class SourceTables:
         self._is_reported = True
         self._enums: dict[int, EnumColumns] = {}
         self._awaited = AwaitedPartitions(self.evidence)
-        self._suspected: set[TableId] = set()
-        self._kept_out: dict[TableId, TableError] = {}
-        self._tried_at_s = 0.0
-
-    def suspect(self, tables: Iterable[TableId]) -> None:
-        """Record that the server refused to publish these: the next discovery finds the reason."""
-        self._suspected.update(tables)
+        self.refusals = PublicationRefusals(settings)
 
     async def discover(
         self, connection: AsyncConnection[Any], server: WalServer, known: Known
@@ -146,7 +135,7 @@ class SourceTables:
         # Copied now: what arrives while tables are compared is for the next discovery.
         pending = self.evidence.visible_to(catalog.pg_snapshot)
         by_ddl = self.evidence.ddl.visible_to(catalog.pg_snapshot)
-        await self._try_to_publish(catalog)
+        await self.refusals.try_again(catalog.rows, partial(self._of_catalog, catalog))
         refused = missing_tables(self._settings, catalog.present, catalog.not_tables)
         found = _Found(refused)
         async with self._tracker.comparing() as comparison:
@@ -200,7 +189,7 @@ class SourceTables:
         """
         if not self._is_reported or self._awaited.are_due:
             return True
-        if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
+        if self.refusals.are_due:
             return True
         catalog = await self._read_catalog(self._settings, self._catalog.published)
         pending = self.evidence.visible_to(catalog.pg_snapshot)
@@ -376,13 +365,16 @@ class SourceTables:
             if not is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
                 yield row
 
+    def _of_catalog(self, catalog: Catalog, row: TableRow) -> Table:
+        return self._definitions.table(row, catalog.columns.get(row.oid, ()))
+
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
         """Return the table, or the reason why it can't be captured."""
         settings = self._settings
         published = catalog.published.get(row.id)
         try:
             # From this catalog: a RELATION message may have been described by a later one.
-            table = self._definitions.table(row, catalog.columns.get(row.oid, ()))
+            table = self._of_catalog(catalog, row)
         except TableError as error:
             return Refused(Table(row.id, row.oid, ()), error)
         no = refusal(row, table, role)
@@ -395,36 +387,14 @@ class SourceTables:
         if fault is not None:
             return Refused(table, fault)
         if published is None:
-            unpublishable = _unpublishable(settings, row, catalog.publication)
-            if unpublishable is not None:
-                return Refused(table, unpublishable)
-        kept_out = self._kept_out.get(row.id)
+            fault = unpublishable(settings, row, catalog.publication)
+            if fault is not None:
+                return Refused(table, fault)
+        kept_out = self.refusals.reasons.get(row.id)
         unsendable = self._unsendable.get(row.oid) or self._unsendable.get(row.id)
         if unsendable is not None:
             kept_out = TableError(row.id, unsendable, remedy=WITHOUT_ITS_VALUE)
         return table if kept_out is None else Refused(table, kept_out)
-
-    async def _try_to_publish(self, catalog: Catalog) -> None:
-        """Find which of the tables refused earlier the server still refuses to publish."""
-        tables = [row for row in catalog.rows if row.id in self._suspected]
-        self._suspected.clear()
-        self._kept_out.clear()
-        if not tables:
-            return
-        described = []
-        for row in tables:
-            with contextlib.suppress(TableError):  # it is refused for that reason
-                described.append(self._definitions.table(row, catalog.columns.get(row.oid, ())))
-        dsn = self._settings.dsn.get_secret_value()
-        async with await connect(dsn, reads_names=True) as connection:
-            self._kept_out = await kept_out(
-                connection,
-                self._settings.publication,
-                [t.id for t in described],
-                column_lists(described, self._settings, connection.info.server_version),
-            )
-        self._suspected.update(self._kept_out)
-        self._tried_at_s = time.monotonic()
 
     def _gap(
         self,
@@ -490,32 +460,3 @@ def _first(now: TableFingerprint, known: RegisteredTable | None) -> TableFingerp
     """
     names = () if known is None else known.lake_columns.values()
     return now.after(replace(now, former=frozenset(digest(c.source_name) for c in names)))
-
-
-def _unpublishable(
-    settings: WalSettings, row: TableRow, publication: Publication | None
-) -> TableError | None:
-    """Return why a table that the publication lacks can't be added to it, None if it can."""
-    statement = printed(add_statement(settings.publication, [row.id]))
-    absent = f"not in publication {settings.publication!r}"
-    if not settings.manage:
-        if publication is None:  # reported once for all tables: `check_publication`
-            return None
-        return TableError(row.id, f"{absent}, and manage = false", remedy=f"{statement};")
-    if publication is not None and publication.on_standby:
-        return TableError(
-            row.id,
-            f"{absent}, and a standby can't add it",
-            remedy=f"{statement};  -- on the primary",
-        )
-    if publication is None or publication.owned:
-        if row.owned:
-            return None
-        whose = "the table"
-    else:
-        whose = "the publication"
-    return TableError(
-        row.id,
-        f"{absent}, and only the owner of {whose} can add it",
-        remedy=f"{statement};  -- as the owner of both",
-    )
