@@ -130,8 +130,7 @@ class PollScheduler:
         asked = self._monotonic()
         self.poll_now()
         while any(  # noqa: ASYNC110 - several places change it
-            state.polled_at < asked and self._can_be_polled(state)
-            for state in self.states.values()
+            state.polled_at < asked and self._can_be_polled(state) for state in self.states.values()
         ):
             await asyncio.sleep(_POLLED_S)
 
