@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
@@ -16,7 +17,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import pytest_asyncio
 from deltalake import DeltaTable, Schema
 
 from ingestd.lake.delta.append_log import AppendLog
@@ -88,13 +88,17 @@ async def filled(root: Path, epochs: int = 20, **options: Any) -> DeltaLake:
     return lake
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def closed(way: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a lake as `filled` leaves it, whose process has ended; tests copy it."""
-    del way  # it is of one way each
-    root = tmp_path_factory.mktemp("filled")
+async def fill_and_close(root: Path) -> None:
     lake = await filled(root)
     await lake.close()
+
+
+@pytest.fixture(scope="module")
+def closed(way: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a lake that was filled and closed, for tests to copy."""
+    del way  # each way has its own
+    root = tmp_path_factory.mktemp("filled")
+    asyncio.run(fill_and_close(root))
     return root
 
 
