@@ -51,7 +51,7 @@ class EpochAppender:
         self._durable_splits: dict[int, set[str]] = {}
 
     def request_flush(self, position: Lsn) -> None:
-        """Have the lake durable up to this position soon."""
+        """Request that the lake become durable up to this position soon."""
         self.flush_requested_lsn = max(self.flush_requested_lsn, position)
 
     async def append_work(self, epoch: FillingEpoch, work: ChangeSet | SnapshotWork) -> None:

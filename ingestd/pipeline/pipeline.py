@@ -63,7 +63,7 @@ QUEUE_SIZE = 2
 """Change sets and pages that wait to be appended."""
 
 PipelineWork = ChangeSet | SnapshotWork
-Drained = Callable[[], Awaitable[None]]
+OnDrained = Callable[[], Awaitable[None]]
 
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class Pipeline:
         self._stopped: list[TableError] = []
         self._background: list[asyncio.Task[None]] = []
 
-    async def run(self, stop: asyncio.Event, drained: Drained | None = None) -> None:
+    async def run(self, stop: asyncio.Event, drained: OnDrained | None = None) -> None:
         """Run until `stop` is set. Raise the fault that ended it otherwise; leave nothing running.
 
         `drained`: awaited once the lake has all that the source has committed by then.
@@ -175,7 +175,7 @@ class Pipeline:
             )
         return self._table_sync
 
-    async def _run_claimed(self, stop: asyncio.Event, drained: Drained | None) -> None:
+    async def _run_claimed(self, stop: asyncio.Event, drained: OnDrained | None) -> None:
         self._telemetry.enter(SourceState.STARTING)
         await self._capture.claim()
         holding = asyncio.create_task(self._capture.hold())
@@ -200,7 +200,7 @@ class Pipeline:
         )
         await _cancel(asking)
 
-    async def _run_started(self, stop: asyncio.Event, drained: Drained | None) -> None:
+    async def _run_started(self, stop: asyncio.Event, drained: OnDrained | None) -> None:
         """Do what only the holder of the claim may."""
         startup = Startup(
             self._capture,
@@ -430,7 +430,7 @@ class Pipeline:
         self._background.append(asyncio.create_task(work))
 
 
-async def _drain(table_sync: TableSync, drained: Drained) -> None:
+async def _drain(table_sync: TableSync, drained: OnDrained) -> None:
     await table_sync.drain()
     await drained()
 

@@ -90,7 +90,7 @@ Wait = Callable[[asyncio.Event, float], Awaitable[None]]
 class SourceRunner:
     """Runs one source until `request_stop`. `pipeline`: the current attempt's.
 
-    `once`: it ends by itself as soon as the lake has all that the source has committed by then, and
+    `once`: it ends when the lake has all that the source has committed by then, and
     `is_drained`; or with the `fault` that prevents it.
     """
 
@@ -279,7 +279,10 @@ class SourceRunner:
     async def _attempt(self, over: asyncio.Event) -> IngestdError | None:
         try:
             self.pipeline = self.source.make_pipeline()
-            await self.pipeline.run(over, self._end if self._is_once else None)
+            if self._is_once:
+                await self.pipeline.run(over, drained=self._end)
+            else:
+                await self.pipeline.run(over)
         except ProtocolError as error:
             return error.within(f"source {self.name}")
         except IngestdError as error:

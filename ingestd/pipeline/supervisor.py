@@ -28,7 +28,7 @@ def _interrupted(source: str) -> TransientError:
 class Supervisor:
     """Runs sources until `stop` is set; sources can be added and removed meanwhile.
 
-    `once`: each source ends by itself when it is drained (`SourceRunner`).
+    `once`: each source ends when it is drained (`SourceRunner`).
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Supervisor:
 
     async def _until_over(self, stop: asyncio.Event) -> None:
         """Return when `stop` is set, or with `once` when all sources have ended."""
+        if not self._is_once:
+            await stop.wait()
+            return
         stopping = asyncio.create_task(stop.wait())
         try:
-            while self._is_once and not stop.is_set() and self._tasks:
+            while not stop.is_set() and any(not task.done() for task in self._tasks.values()):
                 running = [task for task in self._tasks.values() if not task.done()]
-                if not running:
-                    return
                 await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-            await stopping
         finally:
             stopping.cancel()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import runpy
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from deltalake import DeltaTable
@@ -18,6 +21,7 @@ from ingestd.testing.embedded.ports import free_port
 from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.command_line import run_command
 from tests.harness.config import polling_config, wal_config
+from tests.harness.source_code import ROOT
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -147,6 +151,14 @@ def test_an_interrupted_run_can_be_retried(
     assert_complete(rows, lake)
 
 
+class _Result:
+    def __init__(self, metadata: dict[str, int]) -> None:
+        self.metadata = metadata
+
+    def __class_getitem__(cls, _: object) -> type[Self]:
+        return cls
+
+
 # --- as a library ---------------------------------------------------------------------------------
 
 
@@ -194,6 +206,27 @@ async def test_a_fault_is_raised_where_epochs_are_awaited(
         async with asyncio.timeout(LIMIT_S), Capture(path, once=once) as capture:
             with pytest.raises(OperatorError, match="no_such"):
                 await anext(capture)
+
+
+def test_the_dagster_asset_reports_the_rows(
+    rows: Database, lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster is not installed: a stand-in takes what the asset returns."""
+    dagster: Any = ModuleType("dagster")
+    dagster.asset = lambda **_: lambda function: function
+    dagster.MaterializeResult = _Result
+    dagster.AssetExecutionContext = object
+    dagster.RetryRequested = RuntimeError
+    dagster.Definitions = dagster.ScheduleDefinition = lambda *_, **__: None
+    monkeypatch.setitem(sys.modules, "dagster", dagster)
+    path = tmp_path / "config.toml"
+    path.write_text(config("wal", rows, lake))
+    monkeypatch.setenv("INGESTD_CONFIG", str(path))
+    asset = runpy.run_path(str(ROOT / "deploy" / "dagster_assets.py"))["raw_tables"]
+    context = SimpleNamespace(log=logging.getLogger("dagster"))
+    assert asset(context).metadata == {"shop/public.t": 101}
+    rows.execute("DELETE FROM t WHERE id <= 7")
+    assert asset(context).metadata == {"shop/public.t": 7}
 
 
 def test_a_program_that_configures_no_logging_prints_nothing(

@@ -37,7 +37,7 @@ def run(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Capture all configured sources, until SIGTERM or SIGINT, or (--once) up to now."""
+    """Capture all configured sources until SIGTERM or SIGINT."""
     # Until the daemon installs its own handlers, nothing is open that would need closing. SIGHUP
     # without a closed terminal requests a reload: ignored, as the config is not read yet.
     had_terminal = os.isatty(2)
