@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ingestd.app.capture import Capture, CapturedEpoch
     from ingestd.reading.lake import Lake
 
+__all__ = ["Capture", "CapturedEpoch", "__version__", "open_lake"]
 __version__ = "0.1.0"
 
 
@@ -23,6 +25,16 @@ def open_lake(uri: str, storage_options: Mapping[str, str] | None = None) -> Lak
     `[lake.storage_options]`. Raise OperatorError if there is no lake, if a newer version wrote it,
     or without access to it; TransientError for a fault that passes.
     """
-    from ingestd.reading import lake  # noqa: PLC0415 - imported by every command otherwise
+    from ingestd.reading import lake  # noqa: PLC0415 - no command needs it
 
     return lake.open_lake(uri, storage_options)
+
+
+def __getattr__(name: str) -> object:
+    """Import the public classes when they are first used: a command needs none of them."""
+    if name in {"Capture", "CapturedEpoch"}:
+        from ingestd.app import capture  # noqa: PLC0415
+
+        return getattr(capture, name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

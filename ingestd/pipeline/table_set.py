@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NoReturn
@@ -94,14 +94,18 @@ class TableSet:
         """The position at which the discovery holds."""
         return self._discovery.lsn
 
-    def request(self, names: Iterable[TableId]) -> None:
-        """Request that tables be re-read. Raises OperatorError for one that is not captured."""
+    def request(self, names: Iterable[TableId], retried: Collection[TableId] = ()) -> None:
+        """Request that tables be re-read. Raises OperatorError for one that is not captured.
+
+        `retried`: those that the next discovery may not refuse any more; they are read after it.
+        """
         chosen = list(names)
         for name in chosen:
-            if name not in self._entries:
+            if name not in self._entries and name not in retried:
                 self._refuse_unknown(name, chosen)
         for name in chosen:
-            self._entries[name].request(self._snapshot_lsn(name))
+            if name in self._entries:
+                self._entries[name].request(self._snapshot_lsn(name))
 
     def _refuse_unknown(self, name: TableId, chosen: Sequence[TableId]) -> NoReturn:
         for refused in self._discovery.refused:

@@ -284,10 +284,24 @@ class ChangeCapture(Protocol):
         """Return when the result of `discover` may have changed. Safe to cancel."""
         ...
 
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Retry at the next discovery those tables that are refused for some time after a fault.
+
+        Return which of them are.
+        """
+        ...
+
     async def server_end(self, committed: LakeState) -> ServerEnd:
         """Return the end of what this server can have sent to this lake. Changes nothing.
 
         On a server that was promoted, it is where its history left that of the lake.
+        """
+        ...
+
+    async def end_position(self) -> Lsn:
+        """Return a position below which `live` delivers all that was committed before the call.
+
+        Safe to cancel; may wait until it has been read.
         """
         ...
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -145,6 +145,10 @@ class PollingCapture:
         tables = tuple(t for t in found.tables if t.id not in faults)
         return replace(found, tables=tables, refused=(*found.refused, *refused))
 
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Retry at the next discovery those tables that are refused for some time after a fault."""
+        return self.polls.faults.retry(tables)
+
     async def tables_changed(self) -> None:
         """Return once the catalog differs from the last discovery: check regularly or on notice."""
         while True:
@@ -169,6 +173,11 @@ class PollingCapture:
             server = await self._checked_server(control)
             current = await current_position(control)
         return ServerEnd(Lsn(current + SLACK_BYTES), server.in_recovery)
+
+    async def end_position(self) -> Lsn:
+        """Return the end of polls that began after the call, of all tables that can be polled."""
+        await self.polls.poll_completely()
+        return self._positions.end
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the server with the one that the lake's rows came from."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,7 @@ from ingestd.ports import (
 from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.errors import FREE_A_SENDER
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.connection.wal_position import is_standby
+from ingestd.postgres.connection.wal_position import insert_position, is_standby
 from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.earlier_transactions import next_xid
@@ -155,6 +155,11 @@ class WalCapture:
             notices = server_notices(server, self._dsn)
             return replace(found, notices=(*found.notices, *notices))
 
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Return nothing: no table is refused for some time."""
+        del tables
+        return ()
+
     async def tables_changed(self) -> None:
         """Return once the catalog differs from the last discovery: check regularly or on notice."""
         while True:
@@ -190,6 +195,11 @@ class WalCapture:
         with self._control.errors("server_end"):
             server = await self._checked_server(control)
             return await server_end(control, server, self._settings, committed)
+
+    async def end_position(self) -> Lsn:
+        """Return where the newest record of the server's WAL ends."""
+        with self._control.errors("end_position"):
+            return await insert_position(await self._monitoring())
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare slot and server with what the lake holds."""
@@ -228,7 +238,9 @@ class WalCapture:
                 control, self._settings, tables, is_live=self._is_live, where=self._where
             )
             busy = frozenset(unpublished)
-            self._tables.suspect(t for t, error in unpublished.items() if not is_locked(error))
+            self._tables.refusals.suspect(
+                t for t, error in unpublished.items() if not is_locked(error)
+            )
             is_news, storages = await self._tables.take_publication()
             if is_news:
                 self._relations.noticed.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -92,10 +92,19 @@ class FakeCapture:
         while self._seen() == self._discovered:
             await self.database.growth.wait()
 
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Return nothing: no table is refused for some time."""
+        del tables
+        return ()
+
     async def server_end(self, committed: LakeState) -> ServerEnd:
         """Return the end of the log."""
         del committed
         return ServerEnd(self.database.current)
+
+    async def end_position(self) -> Lsn:
+        """Return the end of the log."""
+        return self.database.current
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the slot with the lake."""
