@@ -17,17 +17,22 @@ __all__ = ["Capture", "CapturedEpoch", "__version__", "open_lake"]
 __version__ = "0.1.0"
 
 
-def open_lake(uri: str, storage_options: Mapping[str, str] | None = None) -> Lake:
+def open_lake(
+    uri: str, storage_options: Mapping[str, str] | None = None, *, cache: str | None = None
+) -> Lake:
     """Open a lake for reading, without a daemon and without Spark.
 
     ``ingestd.open_lake("./lake").source("shop").table("public.orders").current()`` returns the
     current rows of a table. `uri`: as `lake.uri` in the config; `storage_options`: as
-    `[lake.storage_options]`. Raise OperatorError if there is no lake, if a newer version wrote it,
-    or without access to it; TransientError for a fault that passes.
+    `[lake.storage_options]`. `cache`: a private folder, created if it is missing. It keeps current
+    rows of tables with a key, in the clear, so that later reads take only changes from the lake.
+
+    Raise OperatorError if there is no lake, if a newer version wrote it, or without access to it;
+    TransientError for a fault that passes.
     """
     from ingestd.reading import lake  # noqa: PLC0415 - no command needs it
 
-    return lake.open_lake(uri, storage_options)
+    return lake.open_lake(uri, storage_options, cache=cache)
 
 
 def __getattr__(name: str) -> object:

@@ -30,24 +30,28 @@ _UNSENT = 0.2
 def measure(rig: Rig, rows: int = ROWS) -> dict[str, float]:
     """Return CPU seconds, seconds, peak MB, and whether rows differ from the expected ones.
 
-    `all`: of a read of all rows in batches; `one`: of the row with one key. `mirror_s`: seconds of
-    the mirror job's first load.
+    `all`: of a read of all rows in batches; `one`: of the row with one key; `forward`: of all rows
+    by a cache, 1,000 changes after it was filled. `mirror_s`: seconds of the mirror job's first
+    load.
     """
     folder = rig.folder / "reading"
-    write(folder, rows)
+    table, lake, rng = write(folder, rows)
     job = [sys.executable, "-m", "spark_jobs.mirror", "--once", "--source", SOURCE]
     began = time.monotonic()
     places = ["--lake", str(folder / "lake"), "--target", str(folder / "mirror")]
     subprocess.run([*job, *places], check=True, stdout=subprocess.DEVNULL)
     found = {"mirror_s": time.monotonic() - began}
-    for which in ("all", "one"):
+    for which in ("all", "one", "fill", "forward"):
+        if which == "forward":
+            lake.change([(table, table.mixed(rng, 1_000, _UNSENT))])
+            table.write_expected(folder / "expected.parquet")
         command = [sys.executable, "-m", __name__, which, str(folder)]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         found |= {f"{which}_{name}": value for name, value in json.loads(output).items()}
     return found
 
 
-def write(folder: Path, rows: int) -> None:
+def write(folder: Path, rows: int) -> tuple[MadeTable, MadeLake, np.random.Generator]:
     """Write the lake, and the expected rows."""
     table, lake = MadeTable("orders", rows, rows // 10), MadeLake(folder / "lake", SOURCE)
     lake.load([table])
@@ -55,12 +59,15 @@ def write(folder: Path, rows: int) -> None:
     for _ in range(4):
         lake.change([(table, table.mixed(rng, rows // 20, _UNSENT))])
     table.write_expected(folder / "expected.parquet")
+    return table, lake, rng
 
 
 def read(which: str, folder: Path) -> dict[str, float]:
     """Read the rows, and compare them with the expected ones."""
     began, cpu = time.monotonic(), time.process_time()
-    table = ingestd.open_lake(str(folder / "lake")).source(SOURCE).table("public.orders")
+    cache = str(folder / "cache") if which in {"fill", "forward"} else None
+    lake = ingestd.open_lake(str(folder / "lake"), cache=cache)
+    table = lake.source(SOURCE).table("public.orders")
     where = pc.field("id") == 77 if which == "one" else None
     reader = table.current_batches(columns=COLUMNS, where=where)
     count, digest = 0, 0

@@ -31,17 +31,17 @@ _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
 class ChangeRows:
-    """The changes of a table up to a cut, under the names that its columns have there. Blocks.
+    """The changes of a table from above an epoch up to a cut. Blocks.
 
-    Raise ConfigError for an unknown table.
+    Columns have the names that they have at the cut. Raise ConfigError for an unknown table.
     """
 
-    def __init__(self, store: Store, cut: SourceCut, table: TableId) -> None:
+    def __init__(self, store: Store, cut: SourceCut, table: TableId, after: int = 0) -> None:
         definition = cut.known(table)
         columns = output_columns(definition, merge_versions=True)
-        self._cut, self._table = cut, table
+        self._cut, self._table, self._after = cut, table, after
         self._key = tuple(c.name for c in columns if c.newest in definition.key)
-        self._files = RawFiles(store, cut.records.source, table, cut.epoch)
+        self._files = RawFiles(store, cut.records.source, table, cut.epoch, after)
         fields = {**CHANGE_FIELDS, **ORIGIN_FIELDS}
         names = frozenset(c.name for c in columns)
         self._shape = RowShape(columns, self._key, names, fields)
@@ -51,17 +51,13 @@ class ChangeRows:
         """The schema of the rows: the source's columns, then those that begin with `_cdc_`."""
         return self._shape.schema
 
-    def since(self, epoch: int) -> Iterator[pa.RecordBatch]:
-        """Return the rows of the epochs above one, in batches, in no order.
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows in batches, in no order.
 
         Raise TableError at once if rows of these epochs were removed.
         """
-        self._cut.ensure_rows_since(self._table, epoch, self._files.rows_by_epoch(epoch))
-        return self._batches(epoch)
-
-    def _batches(self, epoch: int) -> Iterator[pa.RecordBatch]:
-        for rows in self._files.change_rows(self._shape, after=epoch):
-            yield from rows.to_batches()
+        self._cut.ensure_rows_since(self._table, self._after, self._files.rows_by_epoch())
+        return (each for rows in self._files.change_rows(self._shape) for each in rows.to_batches())
 
     def of_row(self, key: Mapping[str, Any]) -> pa.Table:
         """Return the changes of the row with a key, by position, with the values not sent.

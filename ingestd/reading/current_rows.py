@@ -15,7 +15,9 @@ from ingestd.lake.delta.data_files import DataFileReader
 from ingestd.lake.fold.multiset import MultisetRows, remaining
 from ingestd.lake.fold.outcomes import DELETED, KEPT
 from ingestd.lake.fold.raw_texts import NAMES_TYPE, RAW_TYPE, TextEntries
+from ingestd.lake.fold.row_keys import are_compared
 from ingestd.lake.fold.vectorized import fold_to_outcomes
+from ingestd.lake.reference.raw_changes import KeepGroup
 from ingestd.lake.store.store import Store
 from ingestd.model.changes import SNAPSHOT
 from ingestd.model.errors import ConfigError, TableError, did_you_mean, resnapshot_command
@@ -24,7 +26,14 @@ from ingestd.reading.conditions import RowCondition
 from ingestd.reading.cut import SourceCut
 from ingestd.reading.key_partitions import MEMORY_BYTES, KeyPartitions, PartitionHashes
 from ingestd.reading.output_columns import CHANGE_FIELDS, OutputColumn, RowShape, output_columns
-from ingestd.reading.raw_files import ChosenFile, RawFiles, has_only_reads
+from ingestd.reading.raw_files import BEGINNING, ChosenFile, RawFiles, has_only_reads
+from ingestd.reading.row_cache import (
+    CachedRows,
+    TableCache,
+    TouchedKeys,
+    as_changes,
+    signature_of,
+)
 
 RAW = "_cdc_raw"
 POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
@@ -32,6 +41,8 @@ POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
 BATCH_ROWS = 1 << 16
 _FEW_ROWS = 50_000
 """A file of fewer rows has about one row group."""
+_FEW_CHANGES, _CHANGED_SHARE = 10_000, 20
+"""Cached rows are replaced once more changes follow, and more than one in so many rows."""
 _HASH, _COUNT = "_cdc_hash", "_cdc_count"
 
 
@@ -41,7 +52,7 @@ class ReadOptions:
 
     `columns`: names of the result's columns, in order; None: the source's and `_cdc_raw`. `where`:
     a condition on the result's columns. `merge_versions`: see `output_columns`. `memory_bytes` and
-    `folder`: see `KeyPartitions`.
+    `folder`: see `KeyPartitions`. `cache`: of the table; used if it has a key.
     """
 
     columns: Sequence[str] | None = None
@@ -49,6 +60,7 @@ class ReadOptions:
     merge_versions: bool = True
     memory_bytes: int = MEMORY_BYTES
     folder: str | None = None
+    cache: TableCache | None = None
 
 
 class CurrentRows:
@@ -65,11 +77,17 @@ class CurrentRows:
         self._key = _key_of(self._definition, every)
         self._names = self._requested(every)
         self._where = self._condition(every)
-        self._files = RawFiles(store, cut.records.source, table, cut.epoch)
+        self._store = store
+        self._cached = self._find_cached(every)
+        after = 0 if self._cached is None else self._cached.epoch
+        self._files = RawFiles(store, cut.records.source, table, cut.epoch, after)
         self._survey = self._files.survey()
-        cut.ensure_all_rows(
-            table, self._survey.rows, self._files.rows_by_epoch, self._survey.marker[0]
-        )
+        if self._cached is None:
+            cut.ensure_all_rows(
+                table, self._survey.rows, self._files.rows_by_epoch, self._survey.marker[0]
+            )
+        else:
+            cut.ensure_rows_since(table, after, self._files.rows_by_epoch())
         self._shape = self._row_shape(every)
         self._links = self._files.links(self._shape, self._survey.marker, self._survey.unsent)
         self.schema = self._output_schema(every)
@@ -108,6 +126,60 @@ class CurrentRows:
         available = _available(every, self._key)
         return pa.schema([available.field(name) for name in self._names])
 
+    # --- the cache ----------------------------------------------------------------------------
+
+    def _find_cached(self, every: Sequence[OutputColumn]) -> CachedRows | None:
+        """Return cached rows from which this cut can be read, after creating them if needed.
+
+        None: the cut precedes them, or the table can't be cached.
+        """
+        cache = self._options.cache
+        available = _available(every, self._key)
+        is_comparable = are_compared(available.empty_table(), self._key)
+        if cache is None or not self._key or not is_comparable or not self._options.merge_versions:
+            return None
+        signature = signature_of(every, self._key, self._definition.key_since_lsn)
+        found = cache.find(signature)
+        if found is not None and found.end == self._cut.end_of(found.epoch):
+            if self._is_usable(found):
+                return found
+        elif found is not None and found.epoch > self._cut.epoch:
+            return None
+        options = ReadOptions(available.names, None, memory_bytes=self._options.memory_bytes)
+        rows = CurrentRows(self._store, self._cut, self._table, options)
+        end = self._cut.end_of(self._cut.epoch)
+        assert end is not None
+        return cache.write(signature, self._cut.epoch, end, rows.batches(), rows.schema)
+
+    def _is_usable(self, cached: CachedRows) -> bool:
+        """Return whether only a few changes follow, without a snapshot's rows or markers.
+
+        Rows of a snapshot may precede changes that are in the cached rows already.
+        """
+        source = self._cut.records.source
+        later = RawFiles(self._store, source, self._table, self._cut.epoch, cached.epoch)
+        found = later.survey()
+        is_few = found.rows <= max(_FEW_CHANGES, cached.rows // _CHANGED_SHARE)
+        return is_few and not found.read_at and found.marker == BEGINNING
+
+    def _brought_forward(self, cached: CachedRows) -> Iterator[pa.Table]:
+        """Yield the cached rows, those that changed since as they are now."""
+        parts = [self._shape.schema.empty_table(), *self._changes()]
+        changes = pa.concat_tables(parts).combine_chunks()
+        touched = TouchedKeys(changes, self._key)
+        names = [c.name for c in self._shape.columns]
+        available = [*((c.name, c.type) for c in self._shape.columns), (RAW, RAW_TYPE)]
+        position = [(name, CHANGE_FIELDS[name]) for name in POSITION_COLUMNS]
+        keep = None if self._where is None or self._links else self._group_filter(self._where)
+        found = [changes]
+        for rows in cached.tables(pa.schema([*available, *position]), keep):
+            own = rows.set_column(len(names), RAW, _texts_of(rows[RAW], set(names)))
+            is_touched = touched.find(own)
+            if is_touched.any():
+                found.append(as_changes(own.filter(pa.array(is_touched)), self._shape.schema))
+            yield self._matching(own.filter(pa.array(~is_touched)))
+        yield self._fold(pa.concat_tables(found))
+
     # --- reading ------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -129,7 +201,9 @@ class CurrentRows:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _tables(self) -> Iterator[pa.Table]:
-        if self._survey.is_one_snapshot:
+        if self._cached is not None:
+            yield from self._brought_forward(self._cached)
+        elif self._survey.is_one_snapshot:
             yield from self._changes()
         elif self._key:
             yield from self._folded()
@@ -151,15 +225,8 @@ class CurrentRows:
         By bounds of the key. An update that changed its key also changes the row of its old key,
         of which nothing has bounds.
         """
-        stored = {
-            c.name: c.newest
-            for c in self._shape.columns
-            if c.name in self._key and len(c.stored) == 1 and not c.since_lsn
-        }
-
-        def may_match(parquet: DataFileReader, group: int) -> bool:
-            return where.may_match({n: parquet.bounds(group, own) for n, own in stored.items()})
-
+        stored = self._bounded_key()
+        may_match = self._group_filter(where)
         for file in self._files.files:
             low, high = (file[1].get(name) or {} for name in ("minValues", "maxValues"))
             bounds = {n: (low.get(own), high.get(own)) for n, own in stored.items()}
@@ -171,6 +238,28 @@ class CurrentRows:
                 yield file, None
             elif is_match:
                 yield file, may_match
+
+    def _bounded_key(self) -> dict[str, str]:
+        """Return the key columns of which bounds are those of all rows, with the lake's names."""
+        return {
+            c.name: c.newest
+            for c in self._shape.columns
+            if c.name in self._key and len(c.stored) == 1 and not c.since_lsn
+        }
+
+    def _group_filter(self, where: RowCondition) -> KeepGroup:
+        """Return whether a row group may have a row that matches, by bounds of the key.
+
+        Cached rows have the result's names.
+        """
+        stored = self._bounded_key()
+        if self._cached is not None:
+            stored = {name: name for name in self._key}
+
+        def may_match(parquet: DataFileReader, group: int) -> bool:
+            return where.may_match({n: parquet.bounds(group, own) for n, own in stored.items()})
+
+        return may_match
 
     def _ensure_same_key(self, rows: pa.Table) -> None:
         if self._definition.key_since_lsn:

@@ -126,6 +126,16 @@ class SourceCut:
         """The position at which the epoch ends."""
         return int(self.epochs["end_lsn"][-1].as_py())
 
+    def end_of(self, epoch: int) -> tuple[int, str] | None:
+        """Return an epoch's end_lsn and when it was committed; None if it is above this one.
+
+        Another lake, or an older copy that has continued, has other epochs of the same numbers.
+        """
+        found = self.epochs.filter(pc.equal(self.epochs["epoch"], epoch))
+        if not found.num_rows:
+            return None
+        return found["end_lsn"][0].as_py(), str(found["committed_at"][0].as_py())
+
     def tables(self) -> dict[str, Definition]:
         """Return every table that was known by then, by name."""
         found = {name: self._definition(name) for name in self.registry.tables}

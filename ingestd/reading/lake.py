@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from ingestd.reading.current_rows import CurrentRows, ReadOptions
 from ingestd.reading.cut import SourceRecords
 from ingestd.reading.frames import optional_library
 from ingestd.reading.output_columns import output_columns
+from ingestd.reading.row_cache import TableCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class TableDescription:
 class Lake:
     """A lake, as `ingestd.open_lake` opens it."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, lake_id: str, cache: str | None = None) -> None:
+        self._store, self._id, self._cache = store, lake_id, cache
 
     def sources(self) -> list[str]:
         """Return the names of the sources, sorted."""
@@ -61,7 +62,7 @@ class Lake:
             has = ", ".join(known) or "no source"
             msg = f"source {name!r} is not in the lake {self._store.uri('')}: {hint}it has {has}"
             raise ConfigError(msg)
-        return LakeSource(self._store, name)
+        return LakeSource(self._store, name, self._id, self._cache)
 
 
 class LakeSource:
@@ -71,8 +72,9 @@ class LakeSource:
     epochs meanwhile, so pass the same `at` to read several tables: `last_epoch` returns one.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, lake_id: str, cache: str | None) -> None:
         self.name = name
+        self._id, self._cache = lake_id, cache
         self._store = store
         self._records = SourceRecords(store, name)
 
@@ -101,16 +103,21 @@ class LakeSource:
         Raise ConfigError if that is not the form of a name.
         """
         try:
-            return LakeTable(self._store, self._records, TableId.parse(name))
+            table = TableId.parse(name)
         except ValueError as error:
             raise ConfigError(f"{name}: write it as schema.table, like public.orders") from error
+        root = self._cache
+        cache = None if root is None else TableCache(root, self._id, self.name, table)
+        return LakeTable(self._store, self._records, table, cache)
 
 
 class LakeTable:
     """A table of a source in a lake."""
 
-    def __init__(self, store: Store, records: SourceRecords, table: TableId) -> None:
-        self._store, self._records, self._table = store, records, table
+    def __init__(
+        self, store: Store, records: SourceRecords, table: TableId, cache: TableCache | None = None
+    ) -> None:
+        self._store, self._records, self._table, self._cache = store, records, table, cache
 
     def __str__(self) -> str:
         return str(self._table)
@@ -216,8 +223,8 @@ class LakeTable:
         if type(since) is not int or not 0 <= since <= cut.epoch:
             msg = f"since: {since!r} is no epoch from 0 (the beginning) to {cut.epoch}"
             raise ConfigError(msg)
-        rows = ChangeRows(self._store, cut, self._table)
-        return pa.RecordBatchReader.from_batches(rows.schema, rows.since(since))
+        rows = ChangeRows(self._store, cut, self._table, since)
+        return pa.RecordBatchReader.from_batches(rows.schema, rows.batches())
 
     def history(self, key: Mapping[str, Any], at: int | None = None) -> pa.Table:
         """Return all changes of the row with a key, up to an epoch (None: the last), by position.
@@ -235,10 +242,13 @@ class LakeTable:
         return events.filter(pc.equal(events["table"], str(self._table)))
 
     def _rows(self, at: int | None, options: ReadOptions) -> CurrentRows:
+        options = replace(options, cache=self._cache)
         return CurrentRows(self._store, self._records.cut(at), self._table, options)
 
 
-def open_lake(uri: str, storage_options: Mapping[str, str] | None = None) -> Lake:
+def open_lake(
+    uri: str, storage_options: Mapping[str, str] | None = None, *, cache: str | None = None
+) -> Lake:
     """Open a lake: see `ingestd.open_lake`."""
     store = open_store(uri, storage_options)
     lake_id = read_lake_id(store)
@@ -253,7 +263,7 @@ def open_lake(uri: str, storage_options: Mapping[str, str] | None = None) -> Lak
                 remedy="check the URI, and that the file system is mounted; `ingestd run` creates a"
                 " lake",
             )
-    return Lake(store)
+    return Lake(store, lake_id or store.uri(""), cache)
 
 
 def _described(name: str, definition: Definition) -> TableDescription:

@@ -66,14 +66,16 @@ class RawSurvey:
 
 
 class RawFiles:
-    """A raw table at its newest version, up to an epoch. Reads only; blocks.
+    """A raw table at its newest version, from above an epoch up to another. Reads only; blocks.
 
     Raise TableError for a fault of the table's folder, and else as `storage_faults` does.
     """
 
-    def __init__(self, store: Store, source: str, table: TableId, epoch: int) -> None:
+    def __init__(
+        self, store: Store, source: str, table: TableId, epoch: int, after: int = 0
+    ) -> None:
         layout = Layout(source)
-        self._source, self._table, self._epoch = source, table, epoch
+        self._source, self._table, self._epoch, self._after = source, table, epoch, after
         self._log = TableLog(store, layout.raw(table), layout.app_id(table))
         self.files: Sequence[File] = ()
         with self.faults():
@@ -81,7 +83,7 @@ class RawFiles:
             if self._log.exists:
                 self._log.ensure_fields(POSITION)
                 files = [(path, stats) for path, stats, _ in list_files(self._log.handle)]
-                self.files = [f for f in files if epochs_of(f[1])[0] <= epoch]
+                self.files = [f for f in files if _overlaps(epochs_of(f[1]), after, epoch)]
 
     @property
     def uri(self) -> str:
@@ -102,17 +104,29 @@ class RawFiles:
         wanted = pa.schema([*POSITION, ("_cdc_unchanged", NAMES_TYPE)])
         with self.faults():
             for file in self.files:
-                if _is_one_read(file) and epochs_of(file[1])[1] <= self._epoch:
+                first, last = epochs_of(file[1])
+                if _is_one_read(file) and self._after < first and last <= self._epoch:
                     found.rows += file[1]["numRecords"]
                     found.read_at.add(file[1]["minValues"]["_cdc_lsn"])
                     continue
-                for rows in read_changes(self._log, file, wanted, self._epoch):
+                for rows in self._read(file, wanted):
                     _ensure_positions(rows)
                     _survey_rows(found, rows)
         return found
 
-    def rows_by_epoch(self, after: int = 0) -> Mapping[int, int]:
-        """Return the number of rows of each epoch above `after`."""
+    def _read(
+        self,
+        file: File,
+        schema: pa.Schema,
+        above: Position | None = None,
+        keep: KeepGroup | None = None,
+    ) -> Iterator[pa.Table]:
+        return read_changes(
+            self._log, file, schema, self._epoch, above, after=self._after, keep=keep
+        )
+
+    def rows_by_epoch(self) -> Mapping[int, int]:
+        """Return the number of rows of each epoch."""
         found = Counter[int]()
         with self.faults():
             for file in self.files:
@@ -120,7 +134,7 @@ class RawFiles:
                 if first == last and file[1].get("numRecords") is not None:
                     found[first] += file[1]["numRecords"]
                     continue
-                for rows in read_changes(self._log, file, _EPOCH, self._epoch, after=after):
+                for rows in self._read(file, _EPOCH):
                     for each in rows["_cdc_epoch"].value_counts().to_pylist():
                         found[each["values"]] += each["counts"]
         return found
@@ -156,9 +170,9 @@ class RawFiles:
             if kept.num_rows:
                 yield shape.convert(kept)
 
-    def change_rows(self, shape: RowShape, *, after: int = 0) -> Iterator[pa.Table]:
-        """Yield the rows of epochs above `after`, converted."""
-        for rows in self._raw_rows(shape, after=after):
+    def change_rows(self, shape: RowShape) -> Iterator[pa.Table]:
+        """Yield all rows, converted."""
+        for rows in self._raw_rows(shape):
             if rows.num_rows:
                 yield shape.convert(rows)
 
@@ -167,15 +181,11 @@ class RawFiles:
         shape: RowShape,
         files: Sequence[ChosenFile] | None = None,
         above: Position | None = None,
-        after: int = 0,
     ) -> Iterator[pa.Table]:
         chosen = [(file, None) for file in self.files] if files is None else files
-        wanted, epoch = shape.raw_schema, self._epoch
         with self.faults():
             for file, keep in chosen:
-                batches = read_changes(
-                    self._log, file, wanted, epoch, above, after=after, keep=keep
-                )
+                batches = self._read(file, shape.raw_schema, above, keep)
                 for number, rows in enumerate(batches, 1):
                     _ensure_positions(rows)
                     yield rows
@@ -190,8 +200,13 @@ class RawFiles:
         with self.faults():
             return any(
                 rows["_cdc_before"].null_count < rows.num_rows
-                for rows in read_changes(self._log, file, only_before, self._epoch)
+                for rows in self._read(file, only_before)
             )
+
+
+def _overlaps(epochs: tuple[int, int], after: int, through: int) -> bool:
+    first, last = epochs
+    return first <= through and last > after
 
 
 def _above(marker: Position) -> Position | None:

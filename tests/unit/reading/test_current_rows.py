@@ -66,6 +66,8 @@ def test_current_rows_are_the_source_at_each_epoch(table: Table, seed: int, tmp_
         DeltaTable(str(tmp_path / "lake" / Layout(SOURCE).raw(NAME))).optimize.compact()
     uri = str(tmp_path / "lake")
     read = ingestd.open_lake(uri).source(SOURCE).table(str(NAME))
+    cache = str(tmp_path / "cache")
+    cached = ingestd.open_lake(uri, cache=cache).source(SOURCE).table(str(NAME))
     raw = read_raw(uri, SOURCE, NAME)
     history = SchemaHistory.from_events(read_registry(uri, SOURCE), NAME)
     for epoch, expected in enumerate(source.cuts, 1):
@@ -79,6 +81,10 @@ def test_current_rows_are_the_source_at_each_epoch(table: Table, seed: int, tmp_
         ).read_all()
         assert as_texts(spilled.to_pylist(), found.schema) == expected
         _compare_projections(read, epoch, found, choices)
+        if choices.random() < 0.7:
+            kept = cached.current(at=epoch)
+            assert as_texts(kept.to_pylist(), found.schema) == expected
+            _compare_projections(cached, epoch, found, choices)
     assert list(spill.iterdir()) == []
 
 
