@@ -97,6 +97,10 @@ class LakeSource:
         """
         return [_described(name, each) for name, each in self._records.cut(at).tables().items()]
 
+    def changes(self, table: str, since: int = 0, until: int | None = None) -> pa.RecordBatchReader:
+        """Return the changes of a table by its name: see `LakeTable.changes`."""
+        return self.table(table).changes(since, until)
+
     def table(self, name: str) -> LakeTable:
         """Return a table, by its name "schema.table". It is looked up when it is read.
 

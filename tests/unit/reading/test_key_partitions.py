@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import ingestd
 from ingestd.lake.fold.raw_texts import NAMES_TYPE, RAW_TYPE
 from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.lake.reference.raw_changes import key_hashes
 from ingestd.reading.key_partitions import KeyPartitions, PartitionHashes
+from tests.harness.raw_lake import RawLake
+from tests.unit.lake.rows import make_table
 
 BEFORE = pa.struct([("id", pa.int64())])
 SCHEMA = pa.schema(
@@ -93,3 +97,18 @@ def test_linked_keys_share_a_partition() -> None:
     _, found = hashes(rows(0, 500, 999, 5_000, lsn=1))
     assert len(set(found.tolist())) == 2
     assert found[0] == found[1] == found[2]
+
+
+def test_a_reader_that_is_abandoned_leaves_no_files(tmp_path: Path) -> None:
+    table, lake, spill = make_table("orders"), RawLake(tmp_path / "lake"), tmp_path / "spill"
+    spill.mkdir()
+    place = {"_cdc_lsn": lake.next_lsn(), "note": "a"}
+    lake.commit({table: [{**place, "id": n, "_cdc_seq": n} for n in range(1, 100)]})
+    lake.record("live", table, snapshot_lsn=lake.lsn)
+    orders = ingestd.open_lake(str(lake.uri)).source("shop").table("public.orders")
+    reader = orders.current_batches(memory_bytes=1_000, spill_folder=str(spill))
+    assert reader.read_next_batch().num_rows
+    assert list(spill.iterdir()) != []
+    del reader
+    gc.collect()
+    assert list(spill.iterdir()) == []
