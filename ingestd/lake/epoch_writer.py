@@ -93,7 +93,7 @@ class DeltaEpochWriter:
         table = batch.table.id
         raw = await self._lake.reload_if_damaged(table)
         self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
-        rows = batch.rows if from_snapshot else _above(batch.rows, raw.watermark)
+        rows = batch.rows if from_snapshot else _not_below(batch.rows, raw.watermark)
         if rows.num_rows == 0 and batch.resume is None:
             return
         rows = with_epoch(rows, self._number)
@@ -329,8 +329,11 @@ async def _abort(parts: Iterable[_TablePart]) -> None:
         raise fault
 
 
-def _above(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
-    """Return the rows that the raw table does not hold yet."""
+def _not_below(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
+    """Return the rows that the raw table does not hold yet: those at the watermark or above it.
+
+    A transaction may begin where the last one ended, so a row at the watermark is new.
+    """
     if watermark is None or rows.num_rows == 0:
         return rows
     above = rows.column("_cdc_lsn").to_numpy() >= int(watermark)

@@ -175,7 +175,7 @@ class LakeState:
 
     `epoch`: number of the last epoch, 0 if none. `position`: where streaming continues: the end_lsn
     of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
-    empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
+    empty lake. `watermarks`: per table, the position below which its raw table is complete, which
     may be above `position` after a crash between two commits. `origin`: the server (its system
     identifier) these rows come from. `unlisted`: per table, its rows beyond the last epoch.
     `missing`: tables that an epoch lists and whose raw table does not exist; `tables` has them as

@@ -3,7 +3,7 @@
 States and transitions::
 
     starting ----> streaming ----> closed (stop)
-                       any fault: raised to the supervisor, which creates a new pipeline
+                       any fault: raised to `SourceRunner`, which retries with a new one
 
 An epoch that is being committed is finished first, unless that takes too long: if the slot is lost
 with the failure (a failover), nothing resends what some tables lack of it. The epoch is not

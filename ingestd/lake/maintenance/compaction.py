@@ -2,7 +2,7 @@
 
 Steps of a piece, and the state that a kill at each of them leaves::
 
-    read, write one file, fsync     an orphan: removed a retention later (maintenance_log)
+    read, write one file, fsync     an orphan: removed a retention later (`log_cleanup`)
     commit by compare-and-swap      the old table, or the new file in it; the rows are equal
     fsync of the commit             the daemon syncs commits that it finds before its own (I1)
     checkpoint                      none: the next run writes one

@@ -31,7 +31,7 @@ from ingestd.failpoints import reach_async
 from ingestd.model.changes import ChangeSet, idle_change_set
 from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.memory_shares import DECODED, OPEN_TRANSACTIONS, RECEIVED, bytes_of
+from ingestd.model.memory_shares import HELD_MESSAGES, OPEN_TRANSACTIONS, RECEIVED, bytes_of
 from ingestd.model.row_checks import row_limit_bytes
 from ingestd.postgres.connection.errors import (
     FULL,
@@ -412,7 +412,7 @@ class ChangeStream:
         )
 
     def _new_decoder(self) -> PgoutputDecoder:
-        hold_bytes = min(8 << 20, bytes_of(DECODED, self._memory_bytes))
+        hold_bytes = min(8 << 20, bytes_of(HELD_MESSAGES, self._memory_bytes))
         self._decoder = PgoutputDecoder(
             self._relations.resolve,
             report_partition=self._relations.report_partition,
