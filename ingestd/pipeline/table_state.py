@@ -23,27 +23,9 @@ import numpy as np
 
 from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
+from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import Table
 from ingestd.ports import Discovery
-
-_FIRST, _LAST, _AGAIN, _SEPARATOR = "first", "last", "again", "|"
-"""How `_tables` records where a snapshot has its `t`, before the remainder of the snapshot.
-
-Again: last, and the table was live when its snapshot was requested.
-"""
-
-
-def progress_of(remainder: str, *, is_marked: bool) -> str:
-    """Return the progress for `_tables` of a snapshot that another process began.
-
-    `is_marked`: its `t` is in the lake; otherwise it comes last.
-    """
-    return (_FIRST if is_marked else _LAST) + _SEPARATOR + remainder
-
-
-def remainder_of(progress: str) -> str:
-    """Return the remainder (`Snapshot.remainder`) that a progress of `_tables` holds."""
-    return progress.partition(_SEPARATOR)[2]
 
 
 class Phase(Enum):
@@ -202,15 +184,15 @@ class TrackedTable:
 
     def resume(self, known: RegisteredTable | None) -> None:
         """Continue a snapshot that an earlier run began, if it was of the same table (same OID)."""
-        marker, remainder = "", ""
+        progress = RecordedProgress("")
         is_same = known is not None and known.oid == self.table.oid
         if known is not None and is_same and known.state is TableState.SNAPSHOTTING:
-            marker, _, remainder = known.progress.partition(_SEPARATOR)
+            progress = RecordedProgress.parse(known.progress)
             self.cause = known.reason
         self.snapshot = NewestSnapshot(
-            remainder=remainder,
-            has_marker_last=marker != _FIRST,
-            is_requested=marker == _AGAIN,
+            remainder=progress.remainder,
+            has_marker_last=progress.has_marker_last,
+            is_requested=progress.is_requested,
         )
 
     def expect_live(self, *, is_live: bool) -> None:
@@ -314,6 +296,6 @@ class TrackedTable:
         snapshot = self.snapshot
         if not (snapshot.remainder or snapshot.is_requested):
             return ""
-        place = _LAST if snapshot.has_marker_last else _FIRST
-        marker = _AGAIN if snapshot.is_requested else place
-        return marker + _SEPARATOR + snapshot.remainder
+        return RecordedProgress(
+            snapshot.remainder, snapshot.has_marker_last, snapshot.is_requested
+        ).to_text()

@@ -19,10 +19,10 @@ from ingestd.model.errors import IngestdError, OperatorError, TableError, Transi
 from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.recorded import RecordError
+from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import TableId
 from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.pipeline.table_set import TableSet
-from ingestd.pipeline.table_state import remainder_of
 from ingestd.ports import (
     ChangeCapture,
     Connector,
@@ -263,7 +263,7 @@ def _is_handed_over(committed: LakeState, name: TableId) -> bool:
     if known is None or known.state is not TableState.SNAPSHOTTING:
         return False
     try:
-        return not SnapshotRemainder.parse(remainder_of(known.progress)).left
+        return not SnapshotRemainder.parse(RecordedProgress.parse(known.progress).remainder).left
     except RecordError:
         return False
 

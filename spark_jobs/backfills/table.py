@@ -17,8 +17,8 @@ from ingestd.model.changes import marker_batch
 from ingestd.model.errors import IngestdError
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
+from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.table_state import progress_of
 from ingestd.ports import Fragment
 from ingestd.postgres.snapshot.resume import remainder_text
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, Record
@@ -112,7 +112,7 @@ class TableBackfill:
         is_marked = plan.marker.path in await lake.files_of(self.table.id)
         return replace(
             event_of(self.table, TableState.SNAPSHOTTING, plan.point),
-            progress=progress_of(left, is_marked=is_marked),
+            progress=RecordedProgress(left, has_marker_last=not is_marked).to_text(),
         )
 
     async def clear(self, lake: DeltaLake) -> None:
