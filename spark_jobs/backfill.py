@@ -19,7 +19,7 @@ from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import ConfigError, TransientError
 from ingestd.model.schema import TableId
 from spark_jobs.backfills.driver import Backfill, BackfillOutcome
-from spark_jobs.backfills.plan import BackfillPolicy, SplitRunner
+from spark_jobs.backfills.reading import BackfillPolicy, SplitRunner
 from spark_jobs.backfills.task import BackfillReader
 from spark_jobs.cli.arguments import (
     EXIT_DONE,

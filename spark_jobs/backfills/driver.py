@@ -33,7 +33,7 @@ from ingestd.ports import (
     Lost,
 )
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
-from spark_jobs.backfills.plan import BackfillPolicy, BackfillReading, SplitRunner
+from spark_jobs.backfills.reading import BackfillPolicy, BackfillReading, SplitRunner
 from spark_jobs.backfills.record import Record
 from spark_jobs.backfills.table import Filled, TableBackfill
 from spark_jobs.backfills.task import BackfillReader

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SparkTasks:
-    """See `spark_jobs.backfills.plan.SplitRunner`. Uses no RDD, so Spark Connect works, too.
+    """See `spark_jobs.backfills.reading.SplitRunner`. Uses no RDD, so Spark Connect works, too.
 
     The pickled function carries everything that tasks need, including the source's secrets. No
     plan that Spark shows contains them.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spark_jobs.backfills.driver import BackfillOutcome
-    from spark_jobs.backfills.plan import SplitRunner
+    from spark_jobs.backfills.reading import SplitRunner
     from spark_jobs.backfills.record import Note
     from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
 

@@ -43,10 +43,10 @@ from ingestd.postgres.rewrites.dependent_texts import TypeUse
 from ingestd.postgres.rewrites.fingerprint import StoredColumn, TableFingerprint, digest
 from ingestd.postgres.rewrites.fingerprint_queries import _holds
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
+from ingestd.postgres.snapshot.external_reader import CopyPageSource
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation
 from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
-from ingestd.postgres.snapshot.page_source import CopyPageSource
 from ingestd.postgres.snapshot.read_probe import read_fault
 from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, RowOrigin
 from ingestd.postgres.snapshot.table_pages import TablePages

@@ -24,7 +24,7 @@ from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import await_flushed
-from ingestd.postgres.polling.backoff import PollBackoff
+from ingestd.postgres.polling.faults import PollFaults
 from ingestd.postgres.polling.intervals import PollSchedule
 from ingestd.postgres.polling.keys.delete_sweep import SWEEPS, Sweep, SweepPolicy, absent
 from ingestd.postgres.polling.keys.key_set import KeySet
@@ -83,7 +83,7 @@ class PollScheduler:
         self._connection: LivenessCheckedConnection | None = None
         self._backend = 0
         self._sweep: asyncio.Task[None] | None = None
-        self.faults = PollBackoff(monotonic)
+        self.faults = PollFaults(monotonic)
         self.states: dict[TableId, PolledState] = {}
         self.confirmed = ZERO
         self.wake = asyncio.Event()

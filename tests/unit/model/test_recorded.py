@@ -34,7 +34,7 @@ from ingestd.postgres.polling.keys.lake_keys import KeyPartition
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFingerprint
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
-from spark_jobs.backfills.resume import are_there
+from spark_jobs.backfills.validity import are_there
 from spark_jobs.delta_log.commits import Signature
 from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 from tests.unit.pipeline.fixtures import table

@@ -1,4 +1,8 @@
-"""Reads the tables of a backfill: resumes earlier runs, plans, and runs the tasks."""
+"""Reads the tables of a backfill.
+
+Each table's plan is new, or that of an earlier run if it is still valid (`take_up`). Splits that
+the earlier run finished are not read again (`_orders`).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ from ingestd.model.errors import TableError
 from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import ChangeCapture, Connector, Discovery, Split
-from ingestd.postgres.wal.snapshot import TableSnapshot
+from ingestd.postgres.wal.slot_snapshot import SlotSnapshot
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, definition_of, run_name
-from spark_jobs.backfills.resume import BackfillStanding, are_there, why_void
 from spark_jobs.backfills.table import TableBackfill, event_of, write_marker
 from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
+from spark_jobs.backfills.validity import BackfillStanding, are_there, why_void
 
 LOOK_EVERY_S = 5.0
 """Interval at which the claim is checked while splits are read."""
@@ -135,7 +139,7 @@ class BackfillReading:
             return
         snapshot = await capture.snapshot([t.table for t in reading])
         try:
-            assert isinstance(snapshot, TableSnapshot)
+            assert isinstance(snapshot, SlotSnapshot)
             orders: list[tuple[TableBackfill, SplitOrder]] = []
             for table in reading:
                 try:
@@ -154,7 +158,7 @@ class BackfillReading:
         self,
         committed: LakeState,
         origin: str,
-        snapshot: TableSnapshot,
+        snapshot: SlotSnapshot,
         table: TableBackfill,
     ) -> None:
         """Make a durable plan of the splits to read under this snapshot."""
@@ -219,7 +223,7 @@ class BackfillReading:
                 table.error = outcome.error()
 
 
-def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[SplitOrder]:
+def _orders(snapshot: SlotSnapshot, table: TableBackfill) -> list[SplitOrder]:
     """Return orders for the splits of a table that are not read yet."""
     plan = table.agreed
     return [
