@@ -1,17 +1,9 @@
 """The life of one table in a run: its phase, its newest snapshot, and what the stream sent of it.
 
-`TRANSITIONS` is the life cycle: the phase that follows each phase at each trigger::
-
-                 NOT_LIVE, MISSED, POSTPONED, REQUESTED            BEGUN
-        LIVE ------------------------------------------> QUEUED ---------> READING
-         ^  <---------------- CANCELLED ----------------  ^  ^                | |
-         |                                                |  +---- FAILED ----+ |
-         +------------------------ ENDED -----------------|---------------------+
-                                                          |                     |
-                                        ENDED, FAILED     |   MISSED, REQUESTED |
-                                                      REREADING <---------------+
-
-STOPPED follows each phase at STOPPED. REDEFINED and REQUESTED lead from there to QUEUED.
+`TRANSITIONS` has the phase that follows each phase at each trigger. `_tables` says `snapshotting`
+in QUEUED (from its next row on), READING and REREADING. In the latter two, a snapshot passes the
+states of `ingestd.pipeline.snapshot_reader`. The glossary has the words (docs/glossary.md, "The
+life of a snapshot").
 """
 
 from __future__ import annotations
@@ -34,9 +26,9 @@ class Phase(Enum):
     LIVE = auto()
     """The lake has all its rows; its changes are appended."""
     QUEUED = auto()
-    """Its rows must be read."""
+    """Its rows must be read, and no snapshot of it has begun."""
     READING = auto()
-    """Its rows are being read, or are not durable yet."""
+    """A snapshot of it has begun, and not all rows of it are durable."""
     REREADING = auto()
     """As READING, and the rows must be read once more after that."""
     STOPPED = auto()

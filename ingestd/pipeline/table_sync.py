@@ -2,13 +2,13 @@
 
 One task, step by step::
 
-    start the reads that are due -> wait until tables change or a snapshot is requested
+    start the snapshots that are due -> wait until tables change or a snapshot is requested
       -> discover -> record removals -> prepare -> record other changes -> (again)
 
-A request triggers a discovery as well, so that a table is read as the catalog has it now. Each read
-is a task (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its pages go through
-the pipeline's one queue. A transient fault of a read is retried here; one that
-needs an operator stops the tables of the read, not their source (I8). Any other fault ends the
+A request triggers a discovery as well, so that a table is read as the catalog has it now. Each
+snapshot is a task (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its pages go
+through the pipeline's one queue. A transient fault of a snapshot is retried here; one that needs an
+operator stops the tables of the snapshot, not their source (I8). Any other fault ends the
 pipeline.
 """
 

@@ -138,7 +138,7 @@ class TableTelemetry:
             self._partial.discard(name)
 
     def snapshot_requested(self, tables: Sequence[TableId], *, partial: bool = False) -> None:
-        """Record that a re-read of these tables, or of some of their rows, was requested."""
+        """Record that a snapshot of these tables, or of some of their rows, was requested."""
         for table in tables:
             status = self.status.tables.get(str(table))
             if status is not None:  # else it is new, and about to be read
