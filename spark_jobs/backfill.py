@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from ingestd.config import Config
 from ingestd.config.units import size_bytes
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.store.store import LocalStore
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.model.errors import ConfigError, TransientError
 from ingestd.model.schema import TableId
 from spark_jobs.backfills.driver import Backfill, BackfillOutcome

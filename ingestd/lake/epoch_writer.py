@@ -91,7 +91,7 @@ class DeltaEpochWriter:
         """Accept rows; count but drop changes below the watermark at `open` (I3)."""
         self._refuse_if_closed()
         table = batch.table.id
-        raw = await self._lake.reload_if_damaged(table)
+        raw = await self._lake.raw_tables.reload_if_damaged(table)
         self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
         rows = batch.rows if from_snapshot else _not_below(batch.rows, raw.watermark)
         if rows.num_rows == 0 and batch.resume is None:
@@ -109,7 +109,7 @@ class DeltaEpochWriter:
         try:
             self._unchecked_bytes += part.sink.add_rows(rows)
         except FolderError as error:
-            raise self._lake.set_damaged(table, error) from error
+            raise self._lake.raw_tables.set_damaged(table, error) from error
         if self._unchecked_bytes > self._lake.buffer_bytes // _CHECKS:
             self._unchecked_bytes = 0
             await self._spill()
@@ -136,7 +136,7 @@ class DeltaEpochWriter:
         its watermark is at or above that end, so no row is appended twice (I3).
         """
         self._refuse_if_closed()
-        if self.rows == 0 and not self._lake.has_unlisted:
+        if self.rows == 0 and not self._lake.raw_tables.unlisted:
             msg = "an epoch without rows is not committed: use Sink.advance"
             raise ValueError(msg)
         self.is_committing = True
@@ -185,7 +185,7 @@ class DeltaEpochWriter:
             return
         while self._own_waiting_bytes() and self._waiting_bytes() > self._lake.buffer_bytes // 2:
             largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
-            await self._lake.of_table(largest.raw.id, largest.sink.spill())
+            await self._lake.raw_tables.of_table(largest.raw.id, largest.sink.spill())
             await self._trim_if_due()
         await self._trim()
 
@@ -213,7 +213,7 @@ class DeltaEpochWriter:
             if kept_bytes <= limit_bytes / 2:
                 break
             kept_bytes -= part.sink.open_bytes
-            closing.append(self._lake.of_table(part.raw.id, part.sink.close_file()))
+            closing.append(self._lake.raw_tables.of_table(part.raw.id, part.sink.close_file()))
         await gather_fail_fast(closing)
 
     def _waiting_bytes(self) -> int:
@@ -241,7 +241,7 @@ class DeltaEpochWriter:
         `commits`: the files stay, as a commit that failed here may still arrive in the store.
         """
         try:
-            return await self._lake.of_table(part.raw.id, work)
+            return await self._lake.raw_tables.of_table(part.raw.id, work)
         except TableError as error:
             self._failed.append(error)
             self._parts.pop(part.raw.id, None)

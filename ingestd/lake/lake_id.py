@@ -12,8 +12,8 @@ import uuid
 
 from ingestd.failpoints import reach
 from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.local_store import ID_FILE as NAME
 from ingestd.lake.store.paths import OddFileError
-from ingestd.lake.store.store import ID_FILE as NAME
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import LakeLostError, OperatorError
 from ingestd.model.recorded import RecordError, read_json

@@ -14,12 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.append_log import (
-    CHECKPOINT_INTERVAL,
-    AppendLog,
-    ClaimedTakeoverError,
-    Creation,
-)
+from ingestd.lake.delta.append_log import AppendLog, Creation
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_INTERVAL
+from ingestd.lake.delta.conflicts import ClaimedTakeoverError
 from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.log import AcceptTorn, TableLog
 from ingestd.lake.delta.log_paths import file_of

@@ -48,7 +48,7 @@ class TableBackfill:
     @classmethod
     def for_table(cls, table: Table, lake: DeltaLake) -> TableBackfill:
         """Return a new state. Raises TableError if the raw table can't store such rows."""
-        lake.raw_table(table.id).plan_schema_for(raw_schema(table))
+        lake.raw_tables.raw_table(table.id).plan_schema_for(raw_schema(table))
         return cls(table, Record(lake.store, lake.layout.raw(table.id)))
 
     @property

@@ -19,8 +19,9 @@ from pyspark.sql import functions as f
 from ingestd.lake.layout import Layout
 from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore, ensure_own_links
+from ingestd.lake.store.store import ensure_own_links
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect

@@ -2,7 +2,7 @@
 
 Each value that does not fit is replaced by the mark of an unchanged, unsent one. A message of our
 own follows the change and lists these values; the server never sends its type. So the decoder knows
-whether a captured value is missing (`decoder.py`)::
+whether a captured value is missing (`row_limit.py`)::
 
     change    as the server sends it, with 'u' for omitted values
     'L'       in a segment of an open transaction its id, int4

@@ -39,7 +39,8 @@ from ingestd.lake.delta.log_files import SIDECARS, sidecars_of
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.store import SET_ASIDE, Store
+from ingestd.lake.store.local_store import SET_ASIDE
+from ingestd.lake.store.store import Store
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")

@@ -13,7 +13,8 @@ from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
-from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import Catalog, read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.table_faults import own_lock
 from ingestd.postgres.catalog.tables import TableRow, refusal

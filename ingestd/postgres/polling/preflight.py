@@ -15,7 +15,8 @@ from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError, OperatorError, TableError
 from ingestd.model.schema import TableId
 from ingestd.ports import Refused, TableInfo
-from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.indexes import IndexRow
 from ingestd.postgres.catalog.metadata import PostgresMetadata

@@ -231,7 +231,9 @@ class WalCapture:
                 control, self._settings, tables, is_live=self._is_live, where=self._where
             )
             busy = frozenset(unpublished)
-            self._tables.suspect(t for t, error in unpublished.items() if not is_locked(error))
+            self._tables.refusals.suspect(
+                t for t, error in unpublished.items() if not is_locked(error)
+            )
             is_news, storages = await self._tables.take_publication()
             if is_news:
                 self._relations.noticed.set()

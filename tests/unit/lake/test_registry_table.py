@@ -17,8 +17,9 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.lake.registry_table import SCHEMA
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore, open_store
+from ingestd.lake.store.store import open_store
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TIMESTAMP, TableId

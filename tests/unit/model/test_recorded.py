@@ -22,7 +22,8 @@ from ingestd.lake.delta.log_files import _checkpoint
 from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.pause_mark import LakePauseMark
-from ingestd.lake.store.store import LocalStore, open_store
+from ingestd.lake.store.local_store import LocalStore
+from ingestd.lake.store.store import open_store
 from ingestd.model.errors import IngestdError
 from ingestd.model.lsn import Lsn
 from ingestd.model.recorded import RecordError, integer_of, read_json

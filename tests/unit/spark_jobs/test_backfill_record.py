@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from ingestd.lake.store.store import ObjectStore, Store, open_store
+from ingestd.lake.store.object_store import ObjectStore
+from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import OperatorError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Mask

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.lake.delta.append_log import CHECKPOINT_EVERY, AppendLog
+from ingestd.lake.delta.append_log import AppendLog
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_EVERY
 from ingestd.lake.delta.read import list_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.compaction import (
@@ -26,8 +27,8 @@ from ingestd.lake.maintenance.compaction import (
     TableMaintenance,
 )
 from ingestd.lake.maintenance.log_cleanup import LogCleaner
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.lsn import Lsn
 from tests.harness.waiting import await_until
 from tests.unit.lake.rows import inserts, listed_live, make_table, summary
@@ -259,7 +260,7 @@ async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Pat
         other = DeltaTable(tmp_path / FOLDER)
         other.alter.set_table_properties({"delta.logRetentionDuration": f"interval {days} days"})
         other.create_checkpoint()
-        own = lake.raw_table(A.id).log
+        own = lake.raw_tables.raw_table(A.id).log
         own.set_properties({"test": str(days)})  # a commit of ours that says nothing of polling
         own.checkpoint()
         maintain(tmp_path, days=days)
@@ -268,7 +269,7 @@ async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Pat
     assert min(number for number, _ in commits(tmp_path)) > 1
     await commit(lake, 31)
     lake = await opened(tmp_path)
-    assert lake.raw_table(A.id).resume == "resume 30"
+    assert lake.raw_tables.raw_table(A.id).resume == "resume 30"
     assert ids(tmp_path) == expected(31)
 
 
@@ -323,7 +324,7 @@ async def test_removed_files_are_kept_for_a_retention_beyond_deltas(
 async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     epochs = AppendLog(store_of(tmp_path), "shop/_epochs", "")
-    last = next(filter(epochs.is_due, count(CHECKPOINT_EVERY)))
+    last = next(filter(epochs.checkpoints.is_due, count(CHECKPOINT_EVERY)))
     log = tmp_path / "shop/_epochs/_delta_log"
     found = partial(log.glob, "*.checkpoint.parquet")  # of the version that is newest by then
 
@@ -332,7 +333,7 @@ async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Pat
 
     for position in range(1, last + 12):
         await lake.advance(Lsn(position))
-        if Way.kind is LocalStore and epochs.is_due(position):
+        if Way.kind is LocalStore and epochs.checkpoints.is_due(position):
             # One that is due meanwhile would be left out.
             await_until(partial(has_checkpoint, position), 60, "the checkpoint")
     await_until(partial(has_checkpoint, last), 60, "the checkpoint")
