@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TypeVar
 
 import pyarrow as pa
@@ -46,6 +46,7 @@ from ingestd.model.lake_state import (
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import EpochWriter, Fragment
+from ingestd.process.clock import utc_now
 from ingestd.process.memory import Trimming
 
 T = TypeVar("T")
@@ -59,10 +60,6 @@ CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
 """Concurrent checkpoints: each holds a table's log in memory and takes about 90 requests."""
 LOCAL_CHECK_S, REMOTE_CHECK_S = 5.0, 60.0
 """How often an idle source reads the lake's id: in an object store this takes a request."""
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _do_nothing(_step: str) -> None:
@@ -92,7 +89,7 @@ class DeltaLake:
         buffer_bytes: int = 64 << 20,
         trimming: Trimming | None = None,
         durability: Durability | None = None,
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = utc_now,
         before_commit: Callable[[str], None] = _do_nothing,
         writer: WriterIdentity | None = None,
         is_claimed: bool = True,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _CHECKS = 16
 """Budget checks per budget's worth of rows: with many tables a check takes time."""
-_FOOTERS, _PARTS = 0.5, 1.5
+_FOOTERS, _MULTIPART = 0.5, 1.5
 """Multiples of the budget that open files may use for their footers, in addition to it; the second
 one applies where files are uploaded in parts, and includes those."""
 
@@ -40,7 +40,7 @@ one applies where files are uploaded in parts, and includes those."""
 class _TablePart:
     """A table's part of the epoch. `schema`: the schema that the raw table must have to hold it.
 
-    `resume`: that of its newest batch with one, else None.
+    `resume`: the `TableBatch.resume` of its newest batch that has one, else None.
     """
 
     raw: RawTable
@@ -203,7 +203,7 @@ class DeltaEpochWriter:
         their rows; and an object store accepts no small parts.
         """
         part_bytes = self._lake.store.part_bytes
-        share = _PARTS if part_bytes else _FOOTERS
+        share = _MULTIPART if part_bytes else _FOOTERS
         limit_bytes = max(share * self._lake.buffer_bytes, 2 * part_bytes)
         kept_bytes = sum(part.sink.open_bytes for part in self._parts.values())
         if kept_bytes <= limit_bytes:

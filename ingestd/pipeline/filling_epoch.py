@@ -175,12 +175,15 @@ class FillingEpoch:
         """True if nothing captured is in it, so that only its position is recorded (I10)."""
         return self.can_close and not self.has_rows
 
-    def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
-        """Return whether it must be committed now; if it ends a split, as soon as it can close."""
+    def is_due(self, now: float, policy: EpochPolicy, *, asked: bool = False) -> bool:
+        """Return whether it must be committed now; if it ends a split, as soon as it can close.
+
+        `asked`: something waits for it to be durable.
+        """
         if self.opened_at is None or not self.can_close or not self.has_rows:
             return False
         full = bool(self.snapshot_ids or self.splits) or self.nbytes >= policy.max_bytes
-        return full or checkpoint or now - self.opened_at >= policy.max_delay_s
+        return full or asked or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:
         """Return how long to wait for work; None: indefinitely."""

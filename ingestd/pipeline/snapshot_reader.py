@@ -29,7 +29,6 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.model.changes import marker_batch
@@ -59,6 +58,7 @@ from ingestd.ports import (
     SplitRead,
     TableRead,
 )
+from ingestd.process.clock import utc_now
 
 Enqueue = Callable[[SnapshotWork], Awaitable[None]]
 """Puts work into the pipeline's queue, once that has room."""
@@ -114,7 +114,7 @@ class SnapshotRun:
 
     async def fail(self, error: TableError) -> None:
         """Put a table's error, and its end, into the queue."""
-        await self.enqueue(Page(error, datetime.now(UTC), self.snapshot_ids[error.table]))
+        await self.enqueue(Page(error, utc_now(), self.snapshot_ids[error.table]))
         await self.end_table(error.table)
 
 
@@ -278,13 +278,13 @@ class SnapshotReader:
                 "its snapshot was cancelled before the lake had all rows",
                 remedy="run `ingestd snapshot` to read it",
             )
-            events.append(stopped(self._table_set.stop(name), error, datetime.now(UTC), at_lsn))
+            events.append(stopped(self._table_set.stop(name), error, utc_now(), at_lsn))
         await self._appender.record(events)
 
     # --- waiting -----------------------------------------------------------------------------
 
     async def _open_windows(self, run: SnapshotRun, tables: Sequence[Table]) -> None:
-        floor = await self._capture.current_snapshot()
+        floor = await self._capture.current_pg_snapshot()
         for table in tables:
             snapshot_id = run.snapshot_ids[table.id]
             run.windows[table.id] = self._appender.open_window(table, snapshot_id, floor)
@@ -296,7 +296,7 @@ class SnapshotReader:
             self._table_set.is_read_by(n, snapshot_id)
             for n, snapshot_id in run.snapshot_ids.items()
         ):
-            seen = await self._capture.current_snapshot()
+            seen = await self._capture.current_pg_snapshot()
             if all(t.is_settled(snapshot.point, seen) for t in run.windows.values()):
                 return
             for window in run.windows.values():

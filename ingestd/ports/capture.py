@@ -361,11 +361,11 @@ class ChangeCapture(Protocol):
         """
         ...
 
-    async def current_snapshot(self) -> PgSnapshot:
+    async def current_pg_snapshot(self) -> PgSnapshot:
         """Return the snapshot as of now; every chunk that begins later sees at least as much."""
         ...
 
-    def checkpoint_requested(self) -> bool:
+    def commit_requested(self) -> bool:
         """Return True to close the epoch: the source waits for it, or a backlog has arrived."""
         ...
 

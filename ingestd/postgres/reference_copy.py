@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -47,6 +46,7 @@ from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT
 from ingestd.postgres.snapshot.read_probe import read_fault
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 from ingestd.postgres.snapshot.table_pages import TablePages
+from ingestd.process.clock import utc_now
 
 LOCK_TIMEOUT_S = 10.0
 """How long to wait for a table that is being altered. Other sessions queue behind the wait."""
@@ -166,7 +166,7 @@ class CopiedReferenceSource:
         assert row is not None
         snapshot = row[0]
         splits = await split_table(keeper, table, snapshot, self._split_bytes)
-        view = ExportedView(self._dsn, snapshot, RowOrigin(ZERO, datetime.now(UTC)))
+        view = ExportedView(self._dsn, snapshot, RowOrigin(ZERO, utc_now()))
         total = sum(s.estimated_bytes for s in splits)
         done = 0
         for split in splits:

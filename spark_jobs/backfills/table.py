@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import reduce
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Fragment
 from ingestd.postgres.snapshot.resume import remainder_text
+from ingestd.process.clock import utc_now
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, Record
 
 
@@ -139,4 +140,4 @@ def write_marker(
 
 def event_of(table: Table, state: TableState, point: Lsn) -> TableEvent:
     """Return an event for `_tables`, for a snapshot at `point`."""
-    return TableEvent(table, state, datetime.now(UTC), point, point)
+    return TableEvent(table, state, utc_now(), point, point)

@@ -109,7 +109,7 @@ class MirrorJob:
             self.policy,
         )
         try:
-            _PlannedStep(lake, step, mirror).run()
+            _MirrorAdvance(lake, step, mirror).run()
         except AnalysisException as error:
             if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
                 raise self._raw_missing(lake, step, "the Delta table does not exist") from error
@@ -127,7 +127,7 @@ class MirrorJob:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlannedStep(MirrorStep):
+class _MirrorAdvance(MirrorStep):
     """Applies a step: chooses by its size whether the driver or Spark folds it."""
 
     @property
@@ -265,7 +265,7 @@ class _PlannedStep(MirrorStep):
 
     def _advance_folded_in_driver(self) -> None:
         """Fold the changes in the driver, then merge them, by Spark if the driver can't."""
-        changes = self._driver_step.newest()
+        changes = self._driver_step.changes()
         if changes is None:
             changes = self._shaped(self._changes()).toArrow()
         self._ensure_all(changes.num_rows)

@@ -6,13 +6,13 @@ import argparse
 import sys
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
 from ingestd.config import Config, included
 from ingestd.model.errors import ConfigError, did_you_mean_table
 from ingestd.model.schema import Table, TableId
+from ingestd.process.clock import utc_now
 from spark_jobs.cli.arguments import spark_uri
 from spark_jobs.lake.lake_state import known_tables
 from spark_jobs.lake.source_lake import SourceLake
@@ -55,7 +55,7 @@ def compare(
     )
     known = known_tables(config, source)
     with SourcePoint(source, config.sources[source], known, slot_limit_s=chosen.wait) as point:
-        run = Reconciliation(uuid.uuid4().hex, datetime.now(UTC), source, point.lsn)
+        run = Reconciliation(uuid.uuid4().hex, utc_now(), source, point.lsn)
         tables, results = _asked_for(point, chosen.tables)
         around, row = await_mirror(lake, config, target, point.lsn, chosen.wait)
         comparison = TableComparison(

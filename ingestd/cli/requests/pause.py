@@ -12,6 +12,7 @@ import typer
 
 from ingestd.http.client import fetch_status, request_pause, request_resume
 from ingestd.model.errors import ConfigError, OperatorError, TransientError
+from ingestd.process.clock import utc_now
 from ingestd.terminal.status import size
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class PauseCommand:
         if self._runs():
             self._pause_by_daemon(limit_s)
             return
-        since = asyncio.run(self._mark().put(datetime.now(UTC)))
+        since = asyncio.run(self._mark().put(utc_now()))
         if self._runs():  # a daemon started meanwhile, possibly before the mark was written
             self._pause_by_daemon(limit_s)
             return

@@ -25,8 +25,9 @@ from ingestd.observe.recent_events import note_error
 from ingestd.observe.status import SourceState, SourceStatus
 from ingestd.pipeline.filling_epoch import FillingEpoch, RowTally
 from ingestd.pipeline.telemetry.raw_values import hint
-from ingestd.pipeline.telemetry.table import TableTelemetry, utc_now
+from ingestd.pipeline.telemetry.table import TableTelemetry
 from ingestd.ports import CaptureLag, Discovery
+from ingestd.process.clock import utc_now
 from ingestd.process.file_limit import none_left
 
 _RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}

@@ -44,6 +44,7 @@ from ingestd.postgres.polling.rows import PollRowOrigin, vanished_rows
 from ingestd.postgres.polling.table_state import PolledState
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.errors import read_error
+from ingestd.process.tasks import cancel_all
 
 FAILURES = 5
 """Consecutive polls that a lock or a statement timeout may fail before a table is stopped."""
@@ -150,8 +151,7 @@ class PollScheduler:
         """Release all resources. May be called at any time, and twice."""
         sweep, self._sweep = self._sweep, None
         if sweep is not None:
-            sweep.cancel()
-            await asyncio.gather(sweep, return_exceptions=True)
+            await cancel_all(sweep)
         await self._disconnect()
 
     # --- waiting -----------------------------------------------------------------------------

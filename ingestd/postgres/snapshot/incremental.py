@@ -42,7 +42,7 @@ from ingestd.postgres.snapshot.earlier_transactions import await_earlier_writers
 from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.incremental_choice import can_be_incremental
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation
-from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, OwnView, current_snapshot
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, OwnView, current_pg_snapshot
 from ingestd.postgres.snapshot.resume import SnapshotRemainder, remainder_text
 from ingestd.postgres.snapshot.split_readers import SplitReaders
 from ingestd.postgres.snapshot.table_pages import TablePages
@@ -127,7 +127,7 @@ class IncrementalSnapshot:
             await advance_wal(connection)  # an earlier snapshot may have rows at the end of the WAL
             if newly_published:
                 await await_running(connection)
-            pg_snapshot = await current_snapshot(connection)
+            pg_snapshot = await current_pg_snapshot(connection)
             cursor = await connection.execute(_NOW)
             row = await cursor.fetchone()
             assert row is not None

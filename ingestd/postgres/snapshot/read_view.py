@@ -61,10 +61,13 @@ class ReadView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExportedView:
-    """A snapshot that another session exported; `origin`: the position and time of its rows."""
+    """A snapshot that another session exported.
+
+    `origin`: the position and time of its rows.
+    """
 
     dsn: str
-    snapshot: str
+    exported_id: str
     origin: RowOrigin
 
     async def enter(
@@ -74,7 +77,7 @@ class ExportedView:
         # The planner also uses what was added after the snapshot, which does not see it.
         await ensure_plannable(connection, table.id, blocks.oid, with_partitions=blocks.is_whole)
         await connection.rollback()
-        await enter_snapshot(connection, self.snapshot)
+        await enter_snapshot(connection, self.exported_id)
         await lock_unless_rewritten(connection, self.dsn, table, blocks)
         await ensure_described(connection, table)
         return self.origin
@@ -131,7 +134,7 @@ async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> Non
         ) from error
 
 
-async def current_snapshot(connection: AsyncConnection[Any]) -> PgSnapshot:
+async def current_pg_snapshot(connection: AsyncConnection[Any]) -> PgSnapshot:
     """Return a new snapshot, or that of the transaction that the connection is in."""
     cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
     row = await cursor.fetchone()

@@ -15,6 +15,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
 from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
 from ingestd.postgres.snapshot.table_pages import TablePages
+from ingestd.process.tasks import cancel_all
 
 ITEMS_PER_WORKER = 1
 
@@ -70,8 +71,7 @@ class SplitReaders:
                     self._open.pop((item.table, item.where), None)
                 yield item
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await cancel_all(work)
 
     def ratio_read(self, table: TableId) -> float:
         """Return the fraction read, by the sizes of the completed splits."""
@@ -104,9 +104,7 @@ class SplitReaders:
         try:
             await asyncio.gather(*running)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await cancel_all(*running)
 
     async def _plan_all(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
         for table in self._tables:

@@ -35,6 +35,7 @@ from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.queries import columns_query, rows_query
 from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, ReadView, RowOrigin
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, CopyBlock, CopyOut
+from ingestd.process.tasks import cancel_all
 
 BLOCKS_PER_RUN = 64
 """Half a MB of a table: a few thousand rows. Their packed columns are one message, up to a hundred
@@ -183,8 +184,7 @@ class TablePages:
         reading, self._reading = self._reading, None
         copy, self._copy = self._copy, None
         if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await cancel_all(reading)
         if copy is not None:
             await copy.close()
 

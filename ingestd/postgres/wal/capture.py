@@ -42,7 +42,7 @@ from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.earlier_transactions import next_xid
 from ingestd.postgres.snapshot.incremental import IncrementalSnapshot
 from ingestd.postgres.snapshot.incremental_choice import choose_incremental
-from ingestd.postgres.snapshot.read_view import current_snapshot
+from ingestd.postgres.snapshot.read_view import current_pg_snapshot
 from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.continuity import continuity_of, server_end
 from ingestd.postgres.wal.discovery import SourceTables
@@ -350,15 +350,15 @@ class WalCapture:
                     self._relations.noticed.set()
                 yield judged
 
-    async def current_snapshot(self) -> PgSnapshot:
+    async def current_pg_snapshot(self) -> PgSnapshot:
         """Query on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
-            return await current_snapshot(control)
+            return await current_pg_snapshot(control)
 
-    def checkpoint_requested(self) -> bool:
+    def commit_requested(self) -> bool:
         """Return whether the server asked for a reply with everything sent, or a backlog was."""
-        return self._stream.confirmation.checkpoint_requested
+        return self._stream.confirmation.commit_requested
 
     async def confirm(self, position: Lsn) -> None:
         """See `SlotConfirmation.confirm`."""

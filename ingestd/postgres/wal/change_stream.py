@@ -164,11 +164,11 @@ class ChangeStream:
             self._spool.connected()
             self._encoding = stream.encoding
             decoder, spool = self._new_decoder(), self._new_spool()
-            order = StreamedTransactions(spool)
+            reordering = StreamedTransactions(spool)
             try:
                 yield self._deliver(decoder.idle(start) or idle_change_set(start))
                 async with contextlib.aclosing(
-                    self._decoded(stream, decoder, order, start)
+                    self._decoded(stream, decoder, reordering, start)
                 ) as change_sets:
                     async for change_set in change_sets:
                         yield change_set
@@ -187,14 +187,14 @@ class ChangeStream:
         self,
         stream: ReplicationStream,
         decoder: PgoutputDecoder,
-        order: StreamedTransactions,
+        reordering: StreamedTransactions,
         start: Lsn,
     ) -> AsyncGenerator[ChangeSet, None]:
         while True:
             await reach_async("capture.receive.before")
             collected = await stream.receive()
             await reach_async("capture.receive.after")
-            decoding = BlockDecoder(decoder, order, collected)
+            decoding = BlockDecoder(decoder, reordering, collected)
             while not decoding.is_done:
                 found = await asyncio.to_thread(decoding.some)
                 if decoding.reply_requested:  # the reply may wait until an epoch is durable
@@ -208,7 +208,7 @@ class ChangeStream:
             if decoding.ended is not None:
                 raise stream.fault(decoding.ended) from decoding.ended
             # The server would send what is kept of open transactions once more.
-            is_between = decoder.position > start and not (decoder.is_open or order.has_open)
+            is_between = decoder.position > start and not (decoder.is_open or reordering.has_open)
             if is_between and self._decision.ends_stream_at(decoder.position):
                 self._position = decoder.position
                 return

@@ -164,7 +164,7 @@ class FakeCapture:
         for table in tables:
             await base.ended(base.writers(table.id))
 
-    async def current_snapshot(self) -> PgSnapshot:
+    async def current_pg_snapshot(self) -> PgSnapshot:
         """Return the database's current visibility."""
         return self.database.visibility()
 
@@ -188,7 +188,7 @@ class FakeCapture:
                 yield self._deliver(idle_change_set(position))
             await growth.wait()
 
-    def checkpoint_requested(self) -> bool:
+    def commit_requested(self) -> bool:
         """Return whether the test requested one."""
         return self.database.asks_for_checkpoint
 

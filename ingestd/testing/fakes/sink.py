@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +31,7 @@ from ingestd.model.lake_state import (
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import EpochWriter, Fragment, StoppedTables
+from ingestd.process.clock import utc_now
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class MemoryLake:
         self,
         disk: MemoryDisk | None = None,
         *,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = utc_now,
         before_commit: Callable[[str], None] = _go_on,
     ) -> None:
         self.disk = disk if disk is not None else MemoryDisk()
