@@ -55,7 +55,7 @@ class BackfillOutcome:
 class Backfill:
     """Backfills tables of one source, once.
 
-    `tell` receives lines to print; `reached` is called with a state's name once it is durable.
+    `print_line` receives lines; `reached` is called with a state's name once it is durable.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Backfill:
         runner: SplitRunner,
         policy: BackfillPolicy,
         *,
-        tell: Callable[[str], None] = lambda _: None,
+        print_line: Callable[[str], None] = lambda _: None,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._source = reader.source
@@ -76,7 +76,7 @@ class Backfill:
         self._policy = policy
         self._reached = reached
         self._reading = BackfillReading(
-            connector, lake, reader, runner, policy, tell=tell, reached=reached
+            connector, lake, reader, runner, policy, print_line=print_line, reached=reached
         )
 
     async def run(self, names: Sequence[TableId]) -> BackfillOutcome:

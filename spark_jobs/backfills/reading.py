@@ -67,7 +67,7 @@ class BackfillReading:
         runner: SplitRunner,
         policy: BackfillPolicy,
         *,
-        tell: Callable[[str], None],
+        print_line: Callable[[str], None],
         reached: Callable[[str], None],
     ) -> None:
         self._connector = connector
@@ -75,7 +75,7 @@ class BackfillReading:
         self._reader = reader
         self._runner = runner
         self._policy = policy
-        self._tell = tell
+        self._print_line = print_line
         self._reached = reached
 
     # --- resuming an earlier run -------------------------------------------------------------
@@ -115,11 +115,13 @@ class BackfillReading:
             )
             why = why_void(plan, standing)
             if why is not None:
-                self._tell(f"{table.table.id}: starts over: {why}")
+                self._print_line(f"{table.table.id}: starts over: {why}")
                 await table.clear(self._lake)
                 continue
             table.plan, table.notes, table.is_loaded = plan, notes, is_loaded
-            self._tell(f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are done")
+            self._print_line(
+                f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are done"
+            )
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class BackfillReading:
                 table.plan = table.plan.continued(list(table.notes.values()))
                 await asyncio.to_thread(table.record.write_plan, table.plan)
                 return
-            self._tell(f"{name}: starts over: its rows are in other files now")
+            self._print_line(f"{name}: starts over: its rows are in other files now")
             await table.clear(self._lake)
             table.plan, table.notes = None, {}
         if not committed.is_live(name):
@@ -205,7 +207,7 @@ class BackfillReading:
     ) -> None:
         if not orders:
             return
-        self._tell(f"reading {len(orders)} splits")
+        self._print_line(f"reading {len(orders)} splits")
         work = partial(self._runner.run, self._reader, [order for _, order in orders])
         running = asyncio.ensure_future(asyncio.to_thread(work))
         try:

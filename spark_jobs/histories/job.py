@@ -82,7 +82,7 @@ class HistoryJob:
         if not step.above:
             _begin(table, window, shape, lake, step)
         elif window is not None:
-            _go_on(table, window, shape, step)
+            _advance(table, window, shape, step)
 
 
 def _shape(lake: SourceLake, step: Step) -> HistoryShape:
@@ -126,7 +126,7 @@ def _begin(
         window.close()
 
 
-def _go_on(table: HistoryTable, window: Window, shape: HistoryShape, step: Step) -> None:
+def _advance(table: HistoryTable, window: Window, shape: HistoryShape, step: Step) -> None:
     before = again = None
     try:
         made, touched = keyed_versions, keys_of

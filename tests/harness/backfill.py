@@ -63,7 +63,7 @@ def backfill(
     *,
     runner: SplitRunner | None = None,
     reached: Callable[[str], None] = lambda _: None,
-    tell: Callable[[str], None] = lambda _: None,
+    print_line: Callable[[str], None] = lambda _: None,
     split_bytes: int = SPLIT_BYTES,
     again: bool = False,
 ) -> BackfillOutcome:
@@ -75,7 +75,7 @@ def backfill(
         runner or Threads(),
         split_bytes=split_bytes,
         again=again,
-        tell=tell,
+        print_line=print_line,
         reached=reached,
     )
     return asyncio.run(made.run([TableId.parse(table) for table in tables]))

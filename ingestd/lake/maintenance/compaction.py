@@ -84,7 +84,7 @@ _POINTS = {
 }
 
 
-def _go_on(step: str) -> None:
+def _continue(step: str) -> None:
     """Do nothing at a step, except for failpoints."""
     reach(_POINTS[step], lost)
 
@@ -105,7 +105,7 @@ class TableMaintenance:
         *,
         now_s: float,
         began_s: float,
-        step: Callable[[str], None] = _go_on,
+        step: Callable[[str], None] = _continue,
     ) -> None:
         self._store = store
         self._folder = folder

@@ -51,8 +51,8 @@ class SourceTelemetry(TableTelemetry):
     ) -> None:
         super().__init__(status, metrics, log, now=now)
         self._is_measured = True
-        self._told_held_at: datetime | None = None
-        self._told_raw: set[tuple[TableId, str]] = set()
+        self._held_reported_at: datetime | None = None
+        self._raw_reported: set[tuple[TableId, str]] = set()
         self.epoch_listeners: list[Callable[[CommittedEpoch], None]] = []
         metrics.source_state(self.source, status.state)
         metrics.lake_lost(self.source, is_lost=status.lake_lost)
@@ -91,7 +91,7 @@ class SourceTelemetry(TableTelemetry):
         self._not_connected()
         self._is_measured = True
         self._log.info("source.paused", since=since.isoformat(), remedy=self.status.remedy)
-        self._told_held_at = None
+        self._held_reported_at = None
         self._publish()
 
     def resumed(self) -> None:
@@ -111,9 +111,9 @@ class SourceTelemetry(TableTelemetry):
         self._metrics.set_retained(self.source, lag)
         if lag.confirmed_lsn is not None:
             self.status.confirmed(lag.confirmed_lsn)
-        due = self._told_held_at is None or now - self._told_held_at >= REMIND_EVERY
+        due = self._held_reported_at is None or now - self._held_reported_at >= REMIND_EVERY
         if due:
-            self._told_held_at = now
+            self._held_reported_at = now
             self._log.info(
                 "source.held",
                 since=self.status.since.isoformat(),
@@ -317,8 +317,8 @@ class SourceTelemetry(TableTelemetry):
         """Count values kept as text; the log names each column once."""
         self._metrics.raw_values(self.source, str(table), tally.raw_values)
         for column, count in tally.raw_columns.items():
-            if (table, column) not in self._told_raw:
-                self._told_raw.add((table, column))
+            if (table, column) not in self._raw_reported:
+                self._raw_reported.add((table, column))
                 why = hint(tally.raw_types[column])
                 self._log.warning(
                     "table.raw_values", table=str(table), column=column, count=count, hint=why

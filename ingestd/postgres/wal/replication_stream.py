@@ -224,8 +224,8 @@ class ReplicationStream:
         except psycopg.Error as error:
             raise classify(error, self._where) from error
         except (EOFError, OSError) as error:
-            said = self._connection.why_lost or lost(error)
-            raise TransientError(f"{self._where}: {said}", reason="connection_lost") from error
+            why = self._connection.why_lost or lost(error)
+            raise TransientError(f"{self._where}: {why}", reason="connection_lost") from error
 
 
 async def open_stream(

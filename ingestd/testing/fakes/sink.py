@@ -73,7 +73,7 @@ class MemoryDisk:
     """Raw tables that can be neither read nor written."""
 
 
-def _go_on(_step: str) -> None:
+def _continue(_step: str) -> None:
     """Do nothing before a commit."""
 
 
@@ -87,7 +87,7 @@ class MemoryLake:
         disk: MemoryDisk | None = None,
         *,
         now: Callable[[], datetime] = utc_now,
-        before_commit: Callable[[str], None] = _go_on,
+        before_commit: Callable[[str], None] = _continue,
     ) -> None:
         self.disk = disk if disk is not None else MemoryDisk()
         self.now = now
