@@ -308,7 +308,7 @@ class Pipeline:
         await self._finish_open_epoch(epoch, appender)
 
     async def _feed(self, work: asyncio.Queue[PipelineWork], after: Lsn | None) -> None:
-        async with contextlib.aclosing(self._capture.live(after)) as live:
+        async with contextlib.aclosing(self._capture.changes(after)) as live:
             async for change_set in live:
                 await work.put(change_set)
 

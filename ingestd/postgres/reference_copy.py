@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from psycopg import AsyncConnection, sql
 
 from ingestd.config import SourceSettings
-from ingestd.decode.lake_column_names import allocate
+from ingestd.decode.lake_columns import allocate
 from ingestd.decode.type_mapping import BUILT_IN
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import TableError, TransientError

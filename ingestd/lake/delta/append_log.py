@@ -209,7 +209,7 @@ class AppendLog(TableLog):
         No fence is needed if the newest commit is this process's own: other writers have read an
         older version. The exception is a failed commit of this process that may still appear, as
         it would take the next version. Raise TransientError if that commit, or another ingestd's,
-        was made since `load` (ClaimedTakeoverError if this log does not decide); the fence is made
+        was made since `load` (AllegedTakeoverError if this log does not decide); the fence is made
         after its rows all the same, so that a re-read finds nothing newer. Raise ForeignCommitError
         if another program committed.
         """
@@ -241,9 +241,9 @@ class AppendLog(TableLog):
                 remedy="nothing to do: the lake is re-read",
             ) from came_between
 
-    def is_first_claim(self) -> bool:
-        """See `WriterIdentity.is_first_claim`."""
-        return self._writer.is_first_claim(self.folder)
+    def is_first_allegation(self) -> bool:
+        """See `WriterIdentity.is_first_allegation`."""
+        return self._writer.is_first_allegation(self.folder)
 
     def ensure_latest(self) -> None:
         """Raise as an append would if another ingestd has committed since; commit nothing."""

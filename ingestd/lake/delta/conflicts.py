@@ -18,7 +18,7 @@ class ForeignCommitError(AppendedByAnotherError, FolderError):
     """A program other than ingestd appended: a fault of that table alone."""
 
 
-class ClaimedTakeoverError(AppendedByAnotherError, FolderError):
+class AllegedTakeoverError(AppendedByAnotherError, FolderError):
     """A raw table's log looks as if another ingestd had written there.
 
     It may be forged, so it is evidence about that table only: `_epochs`, which a real takeover
@@ -30,7 +30,7 @@ class ConflictChecker:
     """Judges the commits in a log that its writer did not expect.
 
     `writer`: the process that commits there. `decides`: whether a takeover in this log is one of
-    the source; if not, it raises ClaimedTakeoverError.
+    the source; if not, it raises AllegedTakeoverError.
     """
 
     def __init__(self, writer: WriterIdentity, *, decides: bool) -> None:
@@ -75,8 +75,8 @@ class ConflictChecker:
         return verdict
 
     def _intruder_error(self, log: TableLog, version: int, commit: Commit) -> OperatorError:
-        claimed = AppendedByAnotherError if self._decides else ClaimedTakeoverError
-        return (ForeignCommitError if commit.is_foreign_change else claimed)(
+        taken_over = AppendedByAnotherError if self._decides else AllegedTakeoverError
+        return (ForeignCommitError if commit.is_foreign_change else taken_over)(
             f"lake table {log.uri}: another writer appended version {version}",
             remedy="stop the other daemon or job that writes there, or give this source"
             " another name or lake; a raw table must have one writer only",

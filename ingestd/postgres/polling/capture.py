@@ -4,8 +4,8 @@ Connections: one for control, which holds the claim and reads the catalog; one f
 polls; those of a snapshot, or of a sweep, while it is read; and one that listens, if configured.
 
 Positions: `Positions` issues a separate place to each poll with rows, and to each snapshot, above
-all earlier ones. `live` delivers up to its end. `confirm` only records what the pipeline has made
-durable, because the source retains nothing for ingestd. A table's progress (`PollProgress`) goes
+all earlier ones. `changes` delivers up to its end. `confirm` only records what the pipeline has
+made durable, because the source retains nothing for ingestd. A table's progress (`PollProgress`) goes
 into the lake with its rows (`TableBatch.resume`), in one commit. So after a kill between two
 tables' commits each table resumes where its own rows end.
 """
@@ -313,7 +313,7 @@ class PollingCapture:
             row_limit_bytes=self._row_limit_bytes,
         )
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    async def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Poll indefinitely. `after` is where the positions continue."""
         if after is not None:
             self._positions.begin_at(after)

@@ -85,7 +85,12 @@ class PollResult:
         batches, self.waiting = (*self.waiting, *outcome.batches), []
         nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.origin.position)
         return ChangeSet(
-            batches, first, is_open=True, first_lsn=first, commit_times=NO_COMMITS, nbytes=nbytes
+            batches,
+            first,
+            ends_in_transaction=True,
+            first_lsn=first,
+            commit_times=NO_COMMITS,
+            nbytes=nbytes,
         )
 
     def last_change_set(self) -> ChangeSet | None:
@@ -96,7 +101,7 @@ class PollResult:
         return ChangeSet(
             tuple(self.waiting),
             self._positions.end,
-            is_open=False,
+            ends_in_transaction=False,
             first_lsn=self._first,
             commit_times=np.full(self._transactions, microseconds(self.now.at), np.int64),
             nbytes=sum(b.nbytes for b in self.waiting),

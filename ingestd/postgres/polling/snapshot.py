@@ -45,7 +45,7 @@ class TableReads(Protocol):
 class PollingSnapshot(PointSnapshot):
     """A snapshot at a poll. `connection` is in the transaction of `now`, and exported it.
 
-    `tables`: as they are polled. `move_on` lets `live` pass the snapshot's position.
+    `tables`: as they are polled. `move_on` lets `changes` pass the snapshot's position.
     """
 
     def __init__(  # noqa: PLR0917 - the parts of a snapshot

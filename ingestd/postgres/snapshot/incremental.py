@@ -113,7 +113,7 @@ class IncrementalSnapshot:
         where: str | None = None,
         memory_bytes: int,
     ) -> IncrementalSnapshot:
-        """Record where it begins; `live_since_xid`: the `next_xid` at the start of `live`.
+        """Record where it begins; `live_since_xid`: the `next_xid` at the start of `changes`.
 
         Raises psycopg.Error, TableReplacedError; TableError for a `where` that is not a condition.
         """

@@ -125,7 +125,7 @@ class WalCapture:
         self._unread_above: Lsn | None = None
         # The highest valid position of the slot before the stream: above it, changes are missing.
         self._slot_limit: Lsn | None = None
-        # Above the ids of all transactions that ran when `live` began.
+        # Above the ids of all transactions that ran when `changes` began.
         self._live_since_xid = 0
         # The tables (OIDs) of which the slot sends every change: creating it waited for writers.
         self._sent_completely: frozenset[int] = frozenset()
@@ -326,7 +326,7 @@ class WalCapture:
         limit_bytes = row_limit_bytes(self._memory_bytes)
         return SlotSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    async def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Yield the changes from `after`, or from the slot's confirmed position if it is later."""
         self._is_live = True
         control = await self._control.connection()
@@ -345,7 +345,7 @@ class WalCapture:
         changes = self._stream.changes(start, server)
         async with contextlib.aclosing(changes):
             async for change_set in changes:
-                judged, is_news = self._tables.delivered(change_set)
+                judged, is_news = self._tables.note_delivered(change_set)  # enum labels, doubts
                 if self._tables.texts.record_changes(change_set.batches) or is_news:
                     self._relations.noticed.set()
                 yield judged

@@ -208,7 +208,9 @@ class ChangeStream:
             if decoding.ended is not None:
                 raise stream.fault(decoding.ended) from decoding.ended
             # The server would send what is kept of open transactions once more.
-            is_between = decoder.position > start and not (decoder.is_open or reordering.has_open)
+            is_between = decoder.position > start and not (
+                decoder.is_in_transaction or reordering.has_open
+            )
             if is_between and self._decision.ends_stream_at(decoder.position):
                 self._position = decoder.position
                 return

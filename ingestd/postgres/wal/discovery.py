@@ -288,7 +288,7 @@ class SourceTables:
         self.evidence.record_columns(relation, self._tracker.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
-    def delivered(self, change_set: ChangeSet) -> tuple[ChangeSet, bool]:
+    def note_delivered(self, change_set: ChangeSet) -> tuple[ChangeSet, bool]:
         """Record what the stream delivered.
 
         Return it with the doubts about its tables, and whether the catalog must be read again.

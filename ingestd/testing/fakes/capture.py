@@ -168,7 +168,7 @@ class FakeCapture:
         """Return the database's current visibility."""
         return self.database.visibility()
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    async def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Yield one change set for each transaction, or several open ones for a large one."""
         base = self.database
         self._check_claim()
@@ -238,7 +238,7 @@ class FakeCapture:
             ChangeSet(
                 batches=tuple(stream_batches(transaction, part, self.tables)),
                 position=transaction.end_lsn if number == last else position,
-                is_open=number < last,
+                ends_in_transaction=number < last,
                 first_lsn=transaction.commit_lsn,
                 commit_times=np.array([transaction.at_us] * (number == last), np.int64),
                 nbytes=RECORD_BYTES * len(part),

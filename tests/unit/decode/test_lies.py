@@ -129,7 +129,7 @@ class Reading:
             position = change_set.position
             for batch in change_set.batches:
                 batch.rows.validate(full=True)
-                if not change_set.is_open:
+                if not change_set.ends_in_transaction:
                     assert max(batch.rows.column("_cdc_lsn").to_pylist()) <= position
 
 

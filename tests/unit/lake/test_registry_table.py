@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from ingestd.decode.lake_column_names import allocate
+from ingestd.decode.lake_columns import allocate
 from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta.read import conform
 from ingestd.lake.delta_lake import DeltaLake

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.lake.delta.crash_recovery import _is_json
 from ingestd.lake.delta.log_files import _checkpoint
+from ingestd.lake.delta.torn_files import _is_json
 from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.pause_mark import LakePauseMark

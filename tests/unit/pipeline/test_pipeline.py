@@ -81,9 +81,9 @@ class EndingCapture(FakeCapture):
         await self.loses_catalog.wait()
         raise TransientError("the claim's connection is lost", reason="connection_lost")
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    async def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         try:
-            async with aclosing(super().live(after)) as change_sets:
+            async with aclosing(super().changes(after)) as change_sets:
                 async for change_set in change_sets:
                     yield change_set
         finally:
