@@ -87,7 +87,7 @@ class ChangeSet:
     missing changes from here on; they must be re-read. `refused`: errors that stop tables because a
     change can't be accepted, at most one for each; `batches` lack those changes. `doubts`: captured
     tables for which the stream has shown something that no discovery has resolved yet, with the
-    `Table.storage` to record before anything beyond this change set can be confirmed.
+    `Table.fingerprint` to record before anything beyond this change set can be confirmed.
     `ignored_messages`: count of logical messages written by others.
     """
 

@@ -280,7 +280,7 @@ class TrackedTable:
         version = self.streamed.version
         if version is None or not self.streamed.is_newer_than(discovery):
             return self.table
-        return replace(version, storage=self.table.storage)
+        return replace(version, fingerprint=self.table.fingerprint)
 
     @property
     def recorded_progress(self) -> str:

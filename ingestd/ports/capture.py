@@ -33,13 +33,13 @@ class Prepared:
     """The result of preparing a source.
 
     `locked`: tables that it can't stream yet because another session holds a lock; prepare them
-    again later. `storages`: for tables whose streaming has begun, the `Table.storage` that must be
-    recorded in `_tables`. `is_moved`: the stream continues behind what was given up, while
+    again later. `fingerprints`: for tables whose streaming has begun, the `Table.fingerprint` that
+    must be recorded in `_tables`. `is_moved`: the stream continues behind what was given up, while
     transactions are open that a consistent point would have to wait for: tables are read beside it.
     """
 
     locked: frozenset[TableId] = frozenset()
-    storages: Mapping[TableId, str] = field(default_factory=dict)
+    fingerprints: Mapping[TableId, str] = field(default_factory=dict)
     is_moved: bool = False
 
 
@@ -345,9 +345,9 @@ class ChangeCapture(Protocol):
         source has begun to send the tables' changes only just now, and running transactions may not
         be covered: wait for these. `where`: for one table, read only the rows for which this SQL
         condition holds. Several snapshots may be open at once. Call before `changes` or while it
-        runs; a change set that `changes` yields later may precede the point. Raises TableReplacedError if
-        `remainder` is no longer valid (or yields it in `items`), TableError if `where` is not a
-        condition.
+        runs; a change set that `changes` yields later may precede the point. Raises
+        TableReplacedError if `remainder` is no longer valid (or yields it in `items`), TableError
+        if `where` is not a condition.
         """
         ...
 

@@ -183,7 +183,7 @@ async def described(database: Database) -> Table:
         StoredColumn(n, oid, mod, 1, has_missing=False, name=digest(name))
         for n, oid, mod, name in columns
     ]
-    return replace(table, storage=str(TableFingerprint(tuple(stored), {table.oid: 1})))
+    return replace(table, fingerprint=str(TableFingerprint(tuple(stored), {table.oid: 1})))
 
 
 async def polled_of(table: Table) -> PolledTable:

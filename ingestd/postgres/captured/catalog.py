@@ -106,7 +106,7 @@ class Catalog:
             not_validated=row.not_validated,
         )
 
-    def storage(self, row: TableRow) -> TableFingerprint:
+    def fingerprint(self, row: TableRow) -> TableFingerprint:
         """Return the fingerprint of a table's storage."""
         described = self.columns.get(row.oid, ())
         columns = tuple(

@@ -97,7 +97,7 @@ class TableDefinitions:
         if not names:
             return
         then = (
-            TableFingerprint.parse(known.storage)
+            TableFingerprint.parse(known.fingerprint)
             if known is not None and known.oid == row.oid
             else None
         )

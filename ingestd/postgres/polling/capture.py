@@ -5,8 +5,8 @@ polls; those of a snapshot, or of a sweep, while it is read; and one that listen
 
 Positions: `Positions` issues a separate place to each poll with rows, and to each snapshot, above
 all earlier ones. `changes` delivers up to its end. `confirm` only records what the pipeline has
-made durable, because the source retains nothing for ingestd. A table's progress (`PollProgress`) goes
-into the lake with its rows (`TableBatch.resume`), in one commit. So after a kill between two
+made durable, because the source retains nothing for ingestd. A table's progress (`PollProgress`)
+goes into the lake with its rows (`TableBatch.resume`), in one commit. So after a kill between two
 tables' commits each table resumes where its own rows end.
 """
 

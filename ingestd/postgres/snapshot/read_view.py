@@ -201,7 +201,7 @@ async def ensure_described(connection: AsyncConnection[Any], table: Table) -> No
     Other columns could already have values, which would not be read. `connection` is in the
     snapshot's transaction. Raises TableChangedError.
     """
-    described = TableFingerprint.parse(table.storage)
+    described = TableFingerprint.parse(table.fingerprint)
     if described is None:
         return
     known = {(c.number, c.type_oid, c.typmod, c.name) for c in described.columns}

@@ -234,7 +234,7 @@ class WalCapture:
             self._tables.refusals.suspect(
                 t for t, error in unpublished.items() if not is_locked(error)
             )
-            is_news, storages = await self._tables.take_publication()
+            is_news, fingerprints = await self._tables.take_publication()
             if is_news:
                 self._relations.noticed.set()
             is_moved = False
@@ -270,7 +270,7 @@ class WalCapture:
                     # Creating the slot waited for writers that began before the publication.
                     self._sent_completely = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
-        return Prepared(busy, storages, is_moved=is_moved)
+        return Prepared(busy, fingerprints, is_moved=is_moved)
 
     async def choose_incremental(
         self, tables: Sequence[Table], *, initial: bool

@@ -77,7 +77,7 @@ class FakeCapture:
         rewritten = {
             table.id: "rewritten"
             for table in base.tables
-            if table.id in known and table.storage != known[table.id].storage
+            if table.id in known and table.fingerprint != known[table.id].fingerprint
         }
         return Discovery(
             tuple(base.tables),
