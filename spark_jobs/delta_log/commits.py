@@ -58,6 +58,13 @@ TABLE_PROPERTIES: Mapping[str, str] = MappingProxyType(
     {**CHECKPOINTS, "delta.enableDeletionVectors": "true"}
 )
 """Of mirrors and histories."""
+MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+)
+"""Settings of the sessions that merge: small jobs must be planned and started quickly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -27,15 +25,6 @@ if TYPE_CHECKING:
 
     from spark_jobs.engine.table_mover import Step
     from spark_jobs.lake.source_lake import SourceLake
-
-
-SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "spark.sql.adaptive.enabled": "false",
-        "spark.databricks.delta.snapshotPartitions": "1",
-    }
-)
-"""Settings of the sessions that write histories."""
 
 
 class HistoryJob:

@@ -28,9 +28,8 @@ after later changes, which the mirror already has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -70,14 +69,6 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 2_000
 """The greatest number of keys that are listed in the condition of a MERGE."""
-
-MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "spark.sql.adaptive.enabled": "false",
-        "spark.databricks.delta.snapshotPartitions": "1",
-    }
-)
-"""Settings of the sessions that merge: small jobs must be planned and started quickly."""
 
 
 class _RowsMissingError(Exception):

@@ -38,7 +38,7 @@ class BlockDecoder:
         self.ended: psycopg.Error | None = None
         self.is_done = False
 
-    def some(self) -> list[ChangeSet]:
+    def decode_some(self) -> list[ChangeSet]:
         """Return the next change sets, up to about `GIVEN_BYTES`. Raises ProtocolError."""
         found, nbytes = [], 0
         for change_set in self._change_sets:

@@ -99,7 +99,7 @@ class ChangeStream:
         self._memory_bytes = memory_bytes
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._drain_policy = drain_policy
-        self._spool = spool
+        self._spool_policy = spool
         self._decode_gap = decode_gap
         self._position = ZERO
         self._lineage = ""
@@ -153,7 +153,7 @@ class ChangeStream:
         transaction again.
         """
         self._decision.begin_stream(start)
-        streams_in_progress = self._spool.takes_open_transactions
+        streams_in_progress = self._spool_policy.takes_open_transactions
 
         async def opened(slot_at: Lsn) -> ReplicationStream:
             return await self._open_stream(
@@ -161,9 +161,10 @@ class ChangeStream:
             )
 
         async with self.confirmation.streaming(opened) as stream:
-            self._spool.connected()
+            self._spool_policy.connected()
             self._encoding = stream.encoding
             decoder, spool = self._new_decoder(), self._new_spool()
+            # without open transactions it passes messages on as they are
             reordering = StreamedTransactions(spool)
             try:
                 yield self._deliver(decoder.idle(start) or idle_change_set(start))
@@ -196,7 +197,7 @@ class ChangeStream:
             await reach_async("capture.receive.after")
             decoding = BlockDecoder(decoder, reordering, collected)
             while not decoding.is_done:
-                found = await asyncio.to_thread(decoding.some)
+                found = await asyncio.to_thread(decoding.decode_some)
                 if decoding.reply_requested:  # the reply may wait until an epoch is durable
                     self.confirmation.request_reply(decoder.position)
                 await self._server_at.ensure_reached(decoder.position, self._lineage)
@@ -235,7 +236,7 @@ class ChangeStream:
         if streams_in_progress:
             # Servers up to 18 fail at some transactions with DDL and savepoints whenever they send
             # them while open, and not after (could not map filenode ... to relation OID).
-            self._spool.is_refused = True
+            self._spool_policy.is_refused = True
             return TransientError(
                 error.what,
                 reason="open_transactions",
@@ -427,7 +428,7 @@ class ChangeStream:
 
     def _new_spool(self) -> FileSpool:
         return FileSpool(
-            self._spool,
+            self._spool_policy,
             memory_bytes=bytes_of(OPEN_TRANSACTIONS, self._memory_bytes),
             where=f"source {self._source}",
         )

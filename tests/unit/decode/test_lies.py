@@ -116,7 +116,7 @@ class Reading:
             given: Any = Sent(buffer, found.starts, found.ends, ended)
             decoding = BlockDecoder(self.decoder, self.order, given)
             while not decoding.is_done:
-                self.change_sets += decoding.some()
+                self.change_sets += decoding.decode_some()
         except ProtocolError as error:
             return error
         return decoding.ended
