@@ -44,7 +44,7 @@ from ingestd.postgres.snapshot.ctid_splits import split_table
 from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT_S
 from ingestd.postgres.snapshot.read_probe import read_fault
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ExportedView, ReadPoint
 from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.process.clock import utc_now
 
@@ -166,7 +166,7 @@ class CopiedReferenceSource:
         assert row is not None
         snapshot = row[0]
         splits = await split_table(keeper, table, snapshot, self._split_bytes)
-        view = ExportedView(self._dsn, snapshot, RowOrigin(ZERO, utc_now()))
+        view = ExportedView(self._dsn, snapshot, ReadPoint(ZERO, utc_now()))
         total = sum(s.estimated_bytes for s in splits)
         done = 0
         for split in splits:

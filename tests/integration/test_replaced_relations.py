@@ -48,7 +48,7 @@ from ingestd.postgres.snapshot.key_lookup import KeyedRelation
 from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
 from ingestd.postgres.snapshot.read_probe import read_fault
-from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, ReadPoint
 from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.postgres.snapshot.where import check_condition
 from ingestd.testing.embedded.waiting import await_until
@@ -198,8 +198,8 @@ async def read_pages(pages: TablePages) -> None:
             pass
 
 
-def place() -> RowOrigin:
-    return RowOrigin(Lsn(1), datetime.now(UTC))
+def place() -> ReadPoint:
+    return ReadPoint(Lsn(1), datetime.now(UTC))
 
 
 async def export(dsn: str, table: Table, snapshot: str) -> None:

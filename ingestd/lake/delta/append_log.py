@@ -39,7 +39,7 @@ from ingestd.lake.delta.commit import (
     RESUME,
     TOKEN,
     WRITER,
-    CommitOrigin,
+    CommitAuthor,
     commit_path,
     commit_text,
 )
@@ -323,8 +323,8 @@ class AppendLog(TableLog):
                 limit.spend(nbytes, self.uri)
                 version = self._version + 1
                 commit = self._commit_at(version)
-                origin = self._conflicts.judge(self, version, commit, token, self.schema())
-                if origin is CommitOrigin.OURS:
+                author = self._conflicts.judge(self, version, commit, token, self.schema())
+                if author is CommitAuthor.OURS:
                     ours = version
                 self._version = version
                 is_changed |= commit.alters
@@ -451,8 +451,8 @@ class AppendLog(TableLog):
             for version in range(expected, self._version + 1):
                 limit.spend(self.commit_bytes(version) or 0, self.uri)
                 commit = self._commit_at(version)
-                origin = self._conflicts.judge(self, version, commit, token, before)
-                if origin is CommitOrigin.OURS:
+                author = self._conflicts.judge(self, version, commit, token, before)
+                if author is CommitAuthor.OURS:
                     ours = version
                 judged = version + 1
         finally:  # ours follow them

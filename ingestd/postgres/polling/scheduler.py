@@ -40,7 +40,7 @@ from ingestd.postgres.polling.poll_result import PollResult, TablePollResult
 from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.position_clock import Positions
 from ingestd.postgres.polling.progress import PollProgress
-from ingestd.postgres.polling.rows import PollRowOrigin, vanished_rows
+from ingestd.postgres.polling.rows import PollReadPoint, vanished_rows
 from ingestd.postgres.polling.table_state import PolledState
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.errors import read_error
@@ -234,7 +234,9 @@ class PollScheduler:
                 self._row_limit_bytes,
                 self._settings.statement_timeout or None,
             )
-            outcome = TablePollResult(state, scan, poll.origin(), is_due=state.turn.due_at <= now)
+            outcome = TablePollResult(
+                state, scan, poll.next_read_point(), is_due=state.turn.due_at <= now
+            )
             async with aclosing(self._changes(poll, outcome)) as found:
                 async for batch in found:
                     if self._is_full((*poll.waiting, *outcome.batches)):
@@ -265,7 +267,7 @@ class PollScheduler:
         self, poll: PollResult, outcome: TablePollResult
     ) -> AsyncGenerator[TableBatch, None]:
         """Yield a table's changes: rows that were written, then those that were deleted."""
-        state, origin = outcome.state, outcome.origin
+        state, read_point = outcome.state, outcome.read_point
         table = state.polled.table
         if outcome.is_due:
             async with aclosing(self._written(poll, outcome)) as written:
@@ -276,11 +278,13 @@ class PollScheduler:
             gone = await absent(poll.connection, table, candidates, self._row_limit_bytes)
             keys = await self._keys_of(state)
             if keys is not None and gone.num_rows:
-                probe = vanished_rows(table, gone, PollRowOrigin(origin.position, origin.at))
+                probe = vanished_rows(
+                    table, gone, PollReadPoint(read_point.position, read_point.at)
+                )
                 gone = gone.filter(pa.array(keys.contains(probe)))
             if gone.num_rows:
                 outcome.deleted = True
-                yield vanished_rows(table, gone, origin)
+                yield vanished_rows(table, gone, read_point)
             if state.missing and state.missing[0] is candidates:  # else they were dropped
                 del state.missing[0]
         if not state.missing:
@@ -297,7 +301,7 @@ class PollScheduler:
             async for rows in pages:
                 scanned_s += self._monotonic() - started
                 keys = await self._keys_of(state)
-                for batch in await asyncio.to_thread(rows.changes, outcome.origin, keys):
+                for batch in await asyncio.to_thread(rows.changes, outcome.read_point, keys):
                     yield batch
                 started = self._monotonic()
         if scan.is_whole:
@@ -352,9 +356,9 @@ class PollScheduler:
             state.turn.record_poll(self._monotonic(), found=found, whole_s=outcome.whole_s)
             self.faults.succeeded(state.polled.table.id)
         if found:
-            state.resumes_at = min(state.resumes_at, outcome.origin.position)
+            state.resumes_at = min(state.resumes_at, outcome.read_point.position)
         if outcome.deleted:
-            state.deleted_at = outcome.origin.position
+            state.deleted_at = outcome.read_point.position
         await self._given(state, outcome.batches)
 
     # --- keys and sweeps ---------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ingestd.postgres.polling.queries import is_deleted
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.point import PointSnapshot
-from ingestd.postgres.snapshot.read_view import RowOrigin
+from ingestd.postgres.snapshot.read_view import ReadPoint
 
 
 class TableReads(Protocol):
@@ -64,7 +64,7 @@ class PollingSnapshot(PointSnapshot):
         super().__init__(
             settings,
             exported,
-            RowOrigin(point, now.at),
+            ReadPoint(point, now.at),
             [_present(p) for p in tables],
             row_limit_bytes=row_limit_bytes,
         )

@@ -13,7 +13,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
-from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ReadPoint, ReadView
 from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.process.tasks import cancel_all
 
@@ -168,14 +168,14 @@ class SplitReaders:
             await items.put(page)
         await reach_async("capture.split.after")
 
-    def _entered(self, split: Split, origin: RowOrigin) -> None:
-        if origin.pg_snapshot is None or self._newest is None:
+    def _entered(self, split: Split, read_point: ReadPoint) -> None:
+        if read_point.pg_snapshot is None or self._newest is None:
             return
-        self._newest = max(self._newest, origin.pg_snapshot, key=lambda snapshot: snapshot.age)
+        self._newest = max(self._newest, read_point.pg_snapshot, key=lambda snapshot: snapshot.age)
         key = split.table.id, split.where
         if key not in self._entered_once:  # a second transaction of the split is younger
             self._entered_once.add(key)
-            self._open[key] = origin.pg_snapshot
+            self._open[key] = read_point.pg_snapshot
 
     async def _fail(self, error: TableError, items: Items) -> None:
         if error.table not in self._abandoned:

@@ -13,7 +13,7 @@ from ingestd.postgres.connection.wal_position import advance_wal
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.incremental_choice import can_be_incremental
 from ingestd.postgres.snapshot.point import PointSnapshot
-from ingestd.postgres.snapshot.read_view import RowOrigin
+from ingestd.postgres.snapshot.read_view import ReadPoint
 from ingestd.postgres.snapshot.resume import remainder_text
 from ingestd.postgres.wal.slots.create import ExportedPoint
 
@@ -32,7 +32,7 @@ class SlotSnapshot(PointSnapshot):
         super().__init__(
             settings,
             exported.snapshot,
-            RowOrigin(exported.point, exported.at),
+            ReadPoint(exported.point, exported.at),
             tables,
             row_limit_bytes=row_limit_bytes,
         )

@@ -28,7 +28,7 @@ from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Mask, Table, TableId, with_before
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.rows import FoundRows, PollRowOrigin
+from ingestd.postgres.polling.rows import FoundRows, PollReadPoint
 from ingestd.postgres.wal.block_decoder import BlockDecoder
 from tests.harness import lying_messages as honest
 from tests.harness.lies import (
@@ -193,7 +193,7 @@ class Looking:
         if rows is not None:
             found = FoundRows.from_copy(POLLED, rows, 1000)
             assert len(found.last_cursor) < 2 * LONG
-            for batch in found.changes(PollRowOrigin(Lsn(7), AT), None):
+            for batch in found.changes(PollReadPoint(Lsn(7), AT), None):
                 batch.rows.validate(full=True)
 
     def finish(self) -> None:
