@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 import structlog
@@ -43,7 +43,11 @@ from ingestd.process.clock import utc_now
 
 
 class SourceBuilder:
-    """Builds sources, at the start and for a reload (`ingestd.app.reload.SourceFactory`)."""
+    """Builds sources, at the start and for a reload (`ingestd.app.reload.SourceFactory`).
+
+    `once`: each ends when it is drained. `watch`: called with each source's telemetry before it
+    starts.
+    """
 
     def __init__(
         self,
@@ -53,9 +57,12 @@ class SourceBuilder:
         redactor: Redactor,
         accepted: Collection[str] = (),
         *,
+        once: bool = False,
         retry: RetryPolicy = RETRY,
+        watch: Callable[[SourceTelemetry], None] | None = None,
     ) -> None:
-        self.supervisor = Supervisor({}, retry=retry)
+        self.supervisor = Supervisor({}, once=once, retry=retry)
+        self._watch = watch
         self._retry = retry
         self._metrics = metrics
         self._status = status
@@ -94,6 +101,8 @@ class SourceBuilder:
             self._root,
             self._retry,
         )
+        if self._watch is not None:
+            self._watch(built.telemetry)
         self.supervisor.start_source(name, built)
 
     def under_way(self) -> list[str]:

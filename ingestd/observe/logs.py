@@ -77,6 +77,25 @@ def configure(settings: LogSettings, redactor: Redactor, stream: TextIO) -> None
     )
 
 
+def configure_for_library(redactor: Redactor) -> None:
+    """Send ingestd's events to the standard library's logger ``ingestd``, one line of text each.
+
+    For a program that has not configured structlog, which would print them to stdout.
+    """
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.ExceptionRenderer(trace),
+            RedactSecrets(redactor),
+            structlog.processors.LogfmtRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
 def take_what_is_uncaught() -> None:
     """Send warnings and uncaught errors through the log: they may quote secrets.
 

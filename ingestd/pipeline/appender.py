@@ -52,6 +52,10 @@ class EpochAppender:
         self.flush_requested_lsn = ZERO
         self._durable_splits: dict[int, set[str]] = {}
 
+    def request_flush(self, position: Lsn) -> None:
+        """Request that the lake become durable up to this position soon."""
+        self.flush_requested_lsn = max(self.flush_requested_lsn, position)
+
     async def append_work(self, epoch: FillingEpoch, work: ChangeSet | SnapshotWork) -> None:
         """Append a change set of the stream or a page of a snapshot."""
         if isinstance(work, ChangeSet):

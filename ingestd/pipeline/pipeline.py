@@ -29,7 +29,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -64,6 +64,7 @@ QUEUE_SIZE = 2
 """Change sets and pages that wait to be appended."""
 
 PipelineWork = ChangeSet | SnapshotWork
+OnDrained = Callable[[], Awaitable[None]]
 
 
 T = TypeVar("T")
@@ -103,8 +104,10 @@ class Pipeline:
         self._stopped: list[TableError] = []
         self._background: list[asyncio.Task[None]] = []
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, drained: OnDrained | None = None) -> None:
         """Run until `stop` is set. Raise the fault that ended it otherwise; leave nothing running.
+
+        `drained`: awaited once the lake has all that the source has committed by then.
 
         A stop finishes the open epoch if it can be closed, within `finish_limit_s`; a start or a
         snapshot is abandoned at once. A fault drops the open epoch, and waits as long for the one
@@ -117,7 +120,7 @@ class Pipeline:
             cleaning.push_async_callback(self._abandon)
             stopping = asyncio.create_task(_until(stop))
             cleaning.push_async_callback(cancel_all, stopping)
-            work = asyncio.create_task(self._run_claimed(stop))
+            work = asyncio.create_task(self._run_claimed(stop, drained))
             cleaning.push_async_callback(cancel_all, work)
             await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
             with contextlib.suppress(TimeoutError):
@@ -173,11 +176,11 @@ class Pipeline:
             )
         return self._table_sync
 
-    async def _run_claimed(self, stop: asyncio.Event) -> None:
+    async def _run_claimed(self, stop: asyncio.Event, drained: OnDrained | None) -> None:
         self._telemetry.enter(SourceState.STARTING)
         await self._capture.claim()
         holding = asyncio.create_task(self._capture.hold())
-        working = asyncio.create_task(self._run_started(stop))
+        working = asyncio.create_task(self._run_started(stop, drained))
         try:
             await asyncio.wait([holding, working], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -198,7 +201,7 @@ class Pipeline:
         )
         await cancel_all(asking)
 
-    async def _run_started(self, stop: asyncio.Event) -> None:
+    async def _run_started(self, stop: asyncio.Event, drained: OnDrained | None) -> None:
         """Do what only the holder of the claim may."""
         startup = Startup(
             self._capture,
@@ -219,6 +222,8 @@ class Pipeline:
         self._start(self._feed(work, started.judgement.committed.position))
         self._start(table_sync.run(work.put))
         self._barrier = table_sync.barrier
+        if drained is not None:
+            self._start(_drain(table_sync, drained))
         await self._stream(epoch, work, started.table_set, started.appender, stop)
 
     def _first_epoch(self, committed: LakeState) -> FillingEpoch:
@@ -424,6 +429,11 @@ class Pipeline:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.create_task(work))
+
+
+async def _drain(table_sync: TableSync, drained: OnDrained) -> None:
+    await table_sync.drain()
+    await drained()
 
 
 async def _until(stop: asyncio.Event) -> None:

@@ -324,7 +324,7 @@ class SnapshotReader:
 
     async def _wait_until_durable(self, position: Lsn) -> None:
         """Wait until the lake is durable up to a position."""
-        self._appender.flush_requested_lsn = max(self._appender.flush_requested_lsn, position)
+        self._appender.request_flush(position)
         while self._durable() < position:  # noqa: ASYNC110 - several places advance it
             await asyncio.sleep(self._policy.patience_s)
 

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from ingestd.model.errors import IngestdError, ProtocolError
+from ingestd.model.errors import IngestdError, ProtocolError, TransientError
 from ingestd.observe.status import SourceState
 from ingestd.pipeline.known_lake import KnownLake
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.reference_tables import References
-from ingestd.pipeline.retry import RETRY, RetryPolicy
+from ingestd.pipeline.retry import ONCE_ATTEMPTS, RETRY, RetryPolicy
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import PauseMark
 from ingestd.process.clock import utc_now
@@ -47,6 +47,14 @@ class BackgroundJob(Protocol):
         ...
 
 
+class MaintenanceJob(BackgroundJob, Protocol):
+    """The job that maintains a source's lake."""
+
+    async def maintain(self) -> None:
+        """Do at once all that is done from time to time."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
     """A source: how to create a pipeline for one attempt, its telemetry, its background jobs.
@@ -59,7 +67,7 @@ class SourceSpec:
     make_pipeline: Callable[[], Pipeline]
     telemetry: SourceTelemetry
     references: References | None = None
-    maintainer: BackgroundJob | None = None
+    maintainer: MaintenanceJob | None = None
     mark: PauseMark | None = None
     make_paused: Callable[[], BackgroundJob] | None = None
     known: KnownLake | None = None
@@ -78,12 +86,17 @@ Wait = Callable[[asyncio.Event, float], Awaitable[None]]
 
 
 class SourceRunner:
-    """Runs one source until `end`. `pipeline`: the current attempt's."""
+    """Runs one source until `request_stop`. `pipeline`: the current attempt's.
+
+    `once`: it ends when the lake has all that the source has committed by then, and
+    `is_drained`; or with the `fault` that prevents it.
+    """
 
     def __init__(
         self,
         source: SourceSpec,
         *,
+        once: bool = False,
         retry: RetryPolicy = RETRY,
         wait: Wait = wait_unless_over,
         monotonic: Callable[[], float] = time.monotonic,
@@ -92,6 +105,9 @@ class SourceRunner:
     ) -> None:
         self.source = source
         self.pipeline: Pipeline | None = None
+        self.is_drained = False
+        self.fault: IngestdError | None = None
+        self._is_once = once
         self._retry = retry
         self._wait = wait
         self._monotonic = monotonic
@@ -157,6 +173,9 @@ class SourceRunner:
                 continue
             if since is None:
                 await self._deliver(over)
+            elif self._is_once:
+                self.source.telemetry.paused(since)
+                self._fail(self.source.telemetry.paused_fault())
             else:
                 self._is_paused = True
                 await self._stay_paused(since, over)
@@ -170,10 +189,21 @@ class SourceRunner:
                 return await self.source.mark.since()
             except IngestdError as error:
                 attempt += 1
-                delay_s = self._retry.delay_s(error, attempt, self._jitter())
-                self.source.telemetry.failed(error, delay_s)
-                await self._wait(over, delay_s)
+                await self._wait_to_retry(error, attempt, over)
         return None
+
+    async def _wait_to_retry(self, error: IngestdError, attempt: int, over: asyncio.Event) -> None:
+        """Report a fault and wait until it is retried; end instead, if it runs once."""
+        delay_s = self._retry.delay_s(error, attempt, self._jitter())
+        self.source.telemetry.failed(error, delay_s)
+        if self._is_once and (attempt >= ONCE_ATTEMPTS or not isinstance(error, TransientError)):
+            self._fail(error)
+        else:
+            await self._wait(over, delay_s)
+
+    def _fail(self, error: IngestdError) -> None:
+        self.fault = error
+        self.request_stop()
 
     async def _stay_paused(self, since: datetime, over: asyncio.Event) -> None:
         self.source.telemetry.paused(since)
@@ -201,9 +231,7 @@ class SourceRunner:
             if error is None:
                 return
             attempt = 1 if self._monotonic() - began >= SETTLED_S else attempt + 1
-            delay_s = self._retry.delay_s(error, attempt, self._jitter())
-            self.source.telemetry.failed(error, delay_s)
-            await self._wait(over, delay_s)
+            await self._wait_to_retry(error, attempt, over)
 
     async def _keep_beside(self, beside: BackgroundJob, over: asyncio.Event) -> None:
         """Run a job, and restart it after an unexpected error, which is logged."""
@@ -231,10 +259,28 @@ class SourceRunner:
                         keeping.cancel()
                     await asyncio.gather(keeping, return_exceptions=True)
 
+    async def _end(self) -> None:
+        """End after everything is in the lake: bring the rest up to date."""
+        telemetry = self.source.telemetry
+        try:
+            if self.source.references is not None:
+                await self.source.references.drain()
+        except IngestdError as error:  # of a reference table
+            self.fault = error
+        if self.source.maintainer is not None:
+            await self.source.maintainer.maintain()
+        self.fault = telemetry.stopped_fault() or self.fault
+        self.is_drained = self.fault is None
+        telemetry.drained()
+        self.request_stop()
+
     async def _attempt(self, over: asyncio.Event) -> IngestdError | None:
         try:
             self.pipeline = self.source.make_pipeline()
-            await self.pipeline.run(over)
+            if self._is_once:
+                await self.pipeline.run(over, drained=self._end)
+            else:
+                await self.pipeline.run(over)
         except ProtocolError as error:
             return error.within(f"source {self.name}")
         except IngestdError as error:

@@ -52,6 +52,7 @@ DROP_INTERVAL_S = 15.0
 BURST_PAUSE_S = 0.1
 POSTPONED_S = 2.0
 """When it is retried after a table was locked, or dropped meanwhile."""
+DRAIN_POLL_S = 0.05
 RETRIES = Backoff(1.0, 30.0)
 
 _RETRIED_REASONS = frozenset(
@@ -122,6 +123,27 @@ class TableSync:
             self._table_set.request_partial(tables)
             self._partial += [(table, where) for table in tables]
         self._resnapshot_wanted.set()
+
+    @property
+    def is_loading(self) -> bool:
+        """True if rows of a table must be read, or are not durable yet."""
+        return self._table_set.is_loading or bool(self._partial)
+
+    async def drain(self) -> None:
+        """Return once all that the source had committed before the call is durable.
+
+        Tables that must be read are complete then as well.
+        """
+        await self._until_loaded()
+        position = await self._capture.end_position()
+        self._appender.request_flush(position)
+        while self._durable() < position:  # noqa: ASYNC110 - several places advance it
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self._until_loaded()  # the changes may have redefined tables
+
+    async def _until_loaded(self) -> None:
+        while self.is_loading:  # noqa: ASYNC110 - several places change it
+            await asyncio.sleep(DRAIN_POLL_S)
 
     def cancel(self, tables: Sequence[TableId]) -> Coroutine[Any, Any, None]:
         """Cancel reads; return the coroutine that records it. Raises OperatorError without any."""

@@ -298,6 +298,13 @@ class ChangeCapture(Protocol):
         """
         ...
 
+    async def end_position(self) -> Lsn:
+        """Return a position below which `live` delivers all that was committed before the call.
+
+        Safe to cancel; may wait until it has been read.
+        """
+        ...
+
     async def continuity(self, committed: LakeState) -> Continuity:
         """Return whether streaming can continue where the lake ends. Changes nothing."""
         ...

@@ -539,6 +539,29 @@ async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None
 # --- confirm, lag, health, close -------------------------------------------------------------
 
 
+async def test_the_end_follows_all_that_was_committed(world: ChangeWorld) -> None:
+    capture, _ = await begun(world)
+    found: list[ChangeSet] = []
+
+    async def read() -> None:
+        async with aclosing(capture.changes(None)) as live:
+            async for change_set in live:
+                found.append(change_set)  # noqa: PERF401 - read meanwhile
+
+    reading = asyncio.create_task(read())
+    try:
+        for number in (1, 2, 3):
+            await world.insert(number)
+            async with asyncio.timeout(LIMIT_S):
+                end = await capture.end_position()
+                while not found or found[-1].position < end or found[-1].ends_in_transaction:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert ids(found) == list(range(1, number + 1))
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
 async def test_confirm_is_cumulative_and_never_beyond_what_was_read(
     world: ChangeWorld,
 ) -> None:

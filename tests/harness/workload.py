@@ -196,7 +196,7 @@ def _put_account(session: Session, rng: random.Random) -> None:
     session.execute(
         """INSERT INTO accounts VALUES (%s, %s, %s, %s, %s, %s, to_timestamp(%s), %s, %s)
            ON CONFLICT (id) DO UPDATE SET balance = excluded.balance, rate = excluded.rate,
-             is_open = excluded.ends_in_transaction, opened = excluded.opened""",
+             is_open = excluded.is_open, opened = excluded.opened""",
         [
             _key(rng),
             rng.choice(("", "Ada", "Jürgen", "小明", "a\tb\\n'\"")),

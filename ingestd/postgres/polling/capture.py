@@ -175,6 +175,11 @@ class PollingCapture:
             current = await current_position(control)
         return ServerEnd(Lsn(current + SLACK_BYTES), server.in_recovery)
 
+    async def end_position(self) -> Lsn:
+        """Return the end of polls that began after the call, of all tables that can be polled."""
+        await self.polls.poll_completely()
+        return self._positions.end
+
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the server with the one that the lake's rows came from."""
         control = await self._control.connection()

@@ -48,6 +48,7 @@ from ingestd.process.tasks import cancel_all
 
 FAILURES = 5
 """Consecutive polls that a lock or a statement timeout may fail before a table is stopped."""
+_POLLED_S = 0.05
 _WAITING = frozenset({"lock_timeout", "timeout", "deadlock", "out_of_memory"})
 
 
@@ -125,6 +126,15 @@ class PollScheduler:
             state.turn.ask()
         self.wake.set()
 
+    async def poll_completely(self) -> None:
+        """Return once polls that began after the call have read all tables that can be polled."""
+        asked = self._monotonic()
+        self.poll_now()
+        while any(  # noqa: ASYNC110 - several places change it
+            state.polled_at < asked and self._can_be_polled(state) for state in self.states.values()
+        ):
+            await asyncio.sleep(_POLLED_S)
+
     def key_bytes_for(self, table: TableId) -> int:
         """Return how many bytes a table's keys may take, of what other tables have left."""
         others = (s.keys for name, s in self.states.items() if name != table)
@@ -173,7 +183,10 @@ class PollScheduler:
 
     def _is_active(self, state: PolledState) -> bool:
         """Return whether it has been read; if tables are never read, it is polled immediately."""
-        if state.polled.table.id in self.faults or state.readings or not self._may_load(state):
+        return self._can_be_polled(state) and self._may_load(state)
+
+    def _can_be_polled(self, state: PolledState) -> bool:
+        if state.polled.table.id in self.faults or state.readings:
             return False
         return state.progress is not None or self._settings.snapshot == "never"
 

@@ -37,6 +37,7 @@ from ingestd.ports import (
 from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.errors import FREE_A_SENDER
 from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.earlier_transactions import next_xid
@@ -193,6 +194,11 @@ class WalCapture:
         with self._control.errors("server_end"):
             server = await self._checked_server(control)
             return await server_end(control, server, self._settings, committed)
+
+    async def end_position(self) -> Lsn:
+        """Return where the newest record of the server's WAL ends."""
+        with self._control.errors("end_position"):
+            return await insert_position(await self._monitoring())
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare slot and server with what the lake holds."""

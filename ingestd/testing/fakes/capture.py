@@ -102,6 +102,10 @@ class FakeCapture:
         del committed
         return ServerEnd(self.database.current)
 
+    async def end_position(self) -> Lsn:
+        """Return the end of the log."""
+        return self.database.current
+
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the slot with the lake."""
         slot = self.database.slot
