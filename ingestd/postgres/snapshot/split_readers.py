@@ -144,7 +144,7 @@ class SplitReaders:
                 await items.put(TableRead(table))
 
     async def _read_split(self, split: Split, items: Items) -> None:
-        if self._newest is not None:  # older than the snapshot that it is about to take
+        if self._newest is not None:  # older than the Postgres snapshot that it will take
             self._open[split.table.id, split.where] = self._newest
         held: list[SnapshotPage] = []
         held_bytes = 0

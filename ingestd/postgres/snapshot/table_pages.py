@@ -58,11 +58,11 @@ class TablePages:
     """A split's rows as `r` rows, read in a view. Always close it; not reusable.
 
     Its connection lives from the first page to `close`. Raises TableError if the table, or what the
-    server sent of it, is the cause; TransientError, OperatorError. Memory: a few blocks of 4 MB.
-    `entered` is called with the read point of the rows before they are read. A row of more than
-    `row_limit_bytes` raises TableError; a block above `large_block_bytes` is not read ahead of.
-    `columns`: those to read, None for all. `conditions`: only rows for which they hold; they may
-    name any columns of the table.
+    server sent of it, is the cause; TransientError, OperatorError. Memory: a few received blocks
+    (`CopyBlock`) of 4 MB. `entered` is called with the read point of the rows before they are read.
+    A row of more than `row_limit_bytes` raises TableError; a received block above
+    `large_block_bytes` is not read ahead of. `columns`: those to read, None for all. `conditions`:
+    only rows for which they hold; they may name any columns of the table.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class TablePages:
     async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
         """Yield the rows.
 
-        While the caller has a block, or it is decoded, the next is read, except for large ones.
+        While the caller has a received block, or it is decoded, the next one is read, except for
+        large ones.
         """
         blocks = self._blocks
         try:
