@@ -124,9 +124,9 @@ def _connect(app_name: str, remote: str) -> SparkSession:
         session: SparkSession = SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
         session.version  # noqa: B018 - asks the server
     except (ImportError, PySparkException) as error:
-        said = str(error).strip().splitlines()[0]
+        message = str(error).strip().splitlines()[0]
         raise OperatorError(
-            f"the Spark Connect server {remote.split(';', 1)[0]} can't be used: {said}",
+            f"the Spark Connect server {remote.split(';', 1)[0]} can't be used: {message}",
             remedy="check that it runs and can be reached from here; the client needs: pip install"
             " 'pyspark[connect]'",
         ) from error
@@ -245,11 +245,11 @@ def java_major() -> int | None:
 def _java_version() -> str | None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    return None if java is None or not Path(java).exists() else _said_by(java)
+    return None if java is None or not Path(java).exists() else _version_line(java)
 
 
 @cache
-def _said_by(java: str) -> str | None:
+def _version_line(java: str) -> str | None:
     try:
         done = subprocess.run(  # noqa: S603 - the Java that Spark would start
             [java, "-version"], capture_output=True, text=True, check=False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Collection
-from datetime import UTC, datetime
 from functools import partial
 
 import structlog
@@ -40,6 +39,7 @@ from ingestd.postgres.connection.claim_names import claim_of, signature_of
 from ingestd.postgres.connection.session import transport_of
 from ingestd.postgres.connection.tls import REMEDY, weakness
 from ingestd.postgres.reference_copy import CopiedReferenceSource
+from ingestd.process.clock import utc_now
 
 
 class SourceBuilder:
@@ -83,7 +83,7 @@ class SourceBuilder:
         _warn_of_weak_tls(name, settings)
         known = self._status.sources.get(name)
         if known is None:
-            known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
+            known = self._status.sources[name] = SourceStatus(name, since=utc_now())
         known.storage = partial(self._lake.waiting, name)
         known.references.clear()
         known.claim = claim_of(settings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus
 from ingestd.observe.status_json import to_json
 from ingestd.pipeline.telemetry.source import SourceTelemetry
+from ingestd.process.clock import utc_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Capture:
         self._is_once = once
         self._stop = asyncio.Event()
         self._found: asyncio.Queue[CapturedEpoch | IngestdError | None] = asyncio.Queue()
-        self._status = DaemonStatus(__version__, datetime.now(UTC), lake=self._config.lake.uri)
+        self._status = DaemonStatus(__version__, utc_now(), lake=self._config.lake.uri)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

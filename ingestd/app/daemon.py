@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from ingestd.observe.status import DaemonStatus, paused, ready
 from ingestd.observe.systemd import notifying_service_manager
 from ingestd.pipeline.telemetry.storage import StorageTelemetry
 from ingestd.ports import LakeFactory
+from ingestd.process.clock import utc_now
 from ingestd.process.memory import gc_frozen
 
 EXIT_WITHIN_S = 9.5
@@ -80,7 +80,7 @@ async def _run(
     asyncio.get_running_loop().set_exception_handler(logs.LoopErrors())
     stop, hangups = asyncio.Event(), asyncio.Event()
     metrics = Metrics()
-    status = DaemonStatus(__version__, datetime.now(UTC), lake=config.lake.uri)
+    status = DaemonStatus(__version__, utc_now(), lake=config.lake.uri)
     building = SourceBuilder(lake, metrics, status, config.redactor, accepted, once=once)
     _react_to_signals(stop, hangups, building.under_way)
     supervisor = building.supervisor

@@ -12,10 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.model.lake_state import TableState
-
-ASKED_FOR = "again|"
-"""Start of the `progress` of a table that was complete when an operator requested a snapshot: no
-change of it was missed, so it stays complete while it is read."""
+from ingestd.model.recorded_progress import RecordedProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,8 @@ class Registry:
         with_columns = [e for e in events if e["columns"]]
         described = with_columns[-1] if with_columns else last
         state = TableState(last["state"])
-        asked_for = (last["progress"] or "").startswith(ASKED_FOR)
+        # a table that was live when its snapshot was requested stays complete meanwhile
+        serves = RecordedProgress.parse(last["progress"] or "").is_requested
         lives = _lives(with_columns)
         newest = {c.name: c for c in lives if c.until_lsn is None}
         columns = tuple(newest[c["name"]] for c in described["columns"])
@@ -124,8 +122,7 @@ class Registry:
             schema_version=described["schema_version"],
             state=state,
             reason=last["reason"],
-            is_complete=state is TableState.LIVE
-            or (state is TableState.SNAPSHOTTING and asked_for),
+            is_complete=state is TableState.LIVE or (state is TableState.SNAPSHOTTING and serves),
             snapshot_lsn=last["snapshot_lsn"],
             columns=columns,
             replica_identity=described["replica_identity"],

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TypeVar
 
 import pyarrow as pa
@@ -46,6 +46,7 @@ from ingestd.model.lake_state import (
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import EpochWriter, Fragment
+from ingestd.process.clock import utc_now
 from ingestd.process.memory import Trimming
 
 T = TypeVar("T")
@@ -59,10 +60,6 @@ CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
 """Concurrent checkpoints: each holds a table's log in memory and takes about 90 requests."""
 LOCAL_CHECK_S, REMOTE_CHECK_S = 5.0, 60.0
 """How often an idle source reads the lake's id: in an object store this takes a request."""
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _do_nothing(_step: str) -> None:
@@ -92,7 +89,7 @@ class DeltaLake:
         buffer_bytes: int = 64 << 20,
         trimming: Trimming | None = None,
         durability: Durability | None = None,
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = utc_now,
         before_commit: Callable[[str], None] = _do_nothing,
         writer: WriterIdentity | None = None,
         is_claimed: bool = True,
@@ -113,7 +110,7 @@ class DeltaLake:
         self._checkpoints = self._checkpoint_threads()
         self._writer = writer or WriterIdentity()
         self._is_claimed = is_claimed
-        self._own_logs = tuple(
+        self._epochs_log, self._tables_log = self._own_logs = tuple(
             AppendLog(
                 self.store,
                 folder,
@@ -123,8 +120,8 @@ class DeltaLake:
             )
             for folder in (self.layout.epochs, self.layout.tables)
         )
-        self._epochs = EpochTable(self._own_logs[0], before_commit)
-        self._registry = RegistryTable(self._own_logs[1], before_commit)
+        self._epochs = EpochTable(self._epochs_log, before_commit)
+        self._registry = RegistryTable(self._tables_log, before_commit)
         self._epochs_lock = asyncio.Lock()
         self._registry_lock = asyncio.Lock()
         self.raw_tables = RawTables(
@@ -262,7 +259,7 @@ class DeltaLake:
         Raise OperatorError, TransientError.
         """
         await self.jobs.run(self._epochs.load)
-        return self._writer.other_claim(await self.jobs.run(self._own_logs[0].newest_writer))
+        return self._writer.other_claim(await self.jobs.run(self._epochs_log.newest_writer))
 
     async def close(self) -> None:
         """Release all resources. May be called at any time, also twice."""
@@ -415,8 +412,8 @@ class DeltaLake:
 
     def _taken_over(self) -> Notice | None:
         """Return a notice if another wrote last. Raise OperatorError if it took over from us."""
-        signed = self._own_logs[0].newest_writer() if self._is_claimed else None
-        self._writer.forget_claims_after(signed)
+        signed = self._epochs_log.newest_writer() if self._is_claimed else None
+        self._writer.forget_allegations_after(signed)
         self._writer.refuse_if_taken_over(signed, self.store.uri(""))
         return self._writer.takes_over(signed, self.store.uri(""))
 
@@ -428,7 +425,7 @@ class DeltaLake:
         for log in self._own_logs:
             log.fence()
         self.raw_tables.fence()
-        self._epochs.ensure_not_taken_over()  # a claim of a takeover is believed of it alone
+        self._epochs.ensure_not_taken_over()  # only it decides about an alleged takeover
         self._writer.has_fenced = True
 
     # --- what is missing at a start ---------------------------------------------------------
@@ -436,7 +433,7 @@ class DeltaLake:
     def _accept_torn_registry(self, version: int) -> None:
         """Raise if later commits may depend on the incomplete commit of `_tables`."""
         if self._epochs.position is not None:
-            raise torn_commit_error(self._own_logs[1], version)
+            raise torn_commit_error(self._tables_log, version)
 
     def _refuse_if_missing(self) -> None:
         """Raise if a lake lacks `_epochs` or `_tables`, which are created before all others."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from ingestd.lake.delta.conflicts import ClaimedTakeoverError
+from ingestd.lake.delta.conflicts import AllegedTakeoverError
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.layout import Layout
 from ingestd.lake.opening import notices_of, refuse_foreign, torn_commit_error
@@ -93,12 +93,12 @@ class RawTables:
     async def of_table(self, table: TableId, work: Awaitable[T]) -> T:
         """Await the work; raise a fault of the table's folder as the table's (I8).
 
-        If the folder's log claims a takeover, `_epochs` is asked first: raise as it does.
+        If the folder's log alleges a takeover, `_epochs` is asked first: raise as it does.
         """
         try:
             return await work
         except FolderError as error:
-            if isinstance(error, ClaimedTakeoverError):
+            if isinstance(error, AllegedTakeoverError):
                 await self._ensure_not_taken_over()
             raise self.set_damaged(table, error) from error
 
@@ -315,7 +315,7 @@ def _fence_raw(raw: RawTable) -> None:
         if not is_known:
             raw.load()
         if raw.log.exists and not is_known:
-            raise ClaimedTakeoverError(
+            raise AllegedTakeoverError(
                 f"lake table {raw.log.uri}: another ingestd created it since the lake was read",
                 remedy="nothing to do: the lake is re-read",
             )
@@ -323,7 +323,7 @@ def _fence_raw(raw: RawTable) -> None:
 
 
 def _reach(raw: RawTable, unlisted: RowRange | None) -> Lsn:
-    """Return the highest position that a raw table claims to have."""
+    """Return the highest position that a raw table's log says it has."""
     return max(raw.watermark or ZERO, ZERO if unlisted is None else unlisted.reach)
 
 

@@ -21,7 +21,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol
 
 from ingestd.model.errors import IngestdError, ProtocolError, TransientError
@@ -32,6 +32,8 @@ from ingestd.pipeline.reference_tables import References
 from ingestd.pipeline.retry import ONCE_ATTEMPTS, RETRY, RetryPolicy
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import PauseMark
+from ingestd.process.clock import utc_now
+from ingestd.process.tasks import cancel_all
 
 SETTLED_S = 60.0
 """A pipeline that ran this long starts over with the first delay."""
@@ -71,10 +73,6 @@ class SourceSpec:
     known: KnownLake | None = None
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 async def wait_unless_over(over: asyncio.Event, delay_s: float) -> None:
     """Return after the delay, or as soon as `over` is set."""
     try:
@@ -103,7 +101,7 @@ class SourceRunner:
         wait: Wait = wait_unless_over,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.source = source
         self.pipeline: Pipeline | None = None
@@ -303,9 +301,7 @@ async def _until(over: asyncio.Event, beside: BackgroundJob) -> BaseException | 
     try:
         await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        running.cancel()
-        ending.cancel()
-        await asyncio.gather(running, ending, return_exceptions=True)
+        await cancel_all(running, ending)
     return None if running.cancelled() else running.exception()
 
 
@@ -318,7 +314,5 @@ async def _first_of(
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await cancel_all(*waiting)
     return next((event for event in events if event.is_set()), None)

@@ -144,7 +144,7 @@ class SourceLake:
         """Return the same lake, read in another session."""
         return self._but(session, self.unread_lsn)
 
-    def above(self, lsn: int) -> SourceLake:
+    def without_rows_up_to(self, lsn: int) -> SourceLake:
         """Return the same lake without the raw rows up to a position.
 
         Statistics of `_cdc_lsn` skip their files, but `_epochs` still counts their rows, so a

@@ -127,7 +127,7 @@ class PgoutputDecoder:
         return self._position
 
     @property
-    def is_open(self) -> bool:
+    def is_in_transaction(self) -> bool:
         """Return whether a transaction has been returned in part, without its end."""
         return self._open is not None
 
@@ -285,7 +285,7 @@ class PgoutputDecoder:
         """Update the open transaction and the position. `captured`: changes per transaction."""
         last = len(captured) - 1
         self._open = None
-        if transactions.is_open:
+        if transactions.ends_in_transaction:
             self._open = Transaction(
                 int(transactions.commit_lsns[last]),
                 int(transactions.commit_times[last]),
@@ -305,7 +305,7 @@ class PgoutputDecoder:
         return ChangeSet(
             batches,
             self._position,
-            is_open=transactions.is_open,
+            ends_in_transaction=transactions.ends_in_transaction,
             first_lsn=first,
             commit_times=transactions.commit_times[ended],
             are_replicated=transactions.are_replicated[ended],

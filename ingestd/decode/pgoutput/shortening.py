@@ -56,14 +56,14 @@ class _Taker:
                 self._wanted += passed
                 at += passed
                 if self._wanted == 0:
-                    self._go_on(b"")
+                    self._feed_part(b"")
                 continue
             taken = min(self._wanted - len(self._held), len(piece) - at)
             self._held += piece[at : at + taken]
             at += taken
             if len(self._held) == self._wanted:
                 given, self._held = bytes(self._held), bytearray()
-                self._go_on(given)
+                self._feed_part(given)
 
     def finish(self) -> list[bytes]:
         """Return the contents of the messages that replace it. Raises ProtocolError."""
@@ -77,7 +77,7 @@ class _Taker:
                 raise ProtocolError(msg) from error
         return self._found or []
 
-    def _go_on(self, given: bytes) -> None:
+    def _feed_part(self, given: bytes) -> None:
         try:
             self._wanted = self._taking.send(given)
         except StopIteration as ended:

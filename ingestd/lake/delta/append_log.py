@@ -39,7 +39,7 @@ from ingestd.lake.delta.commit import (
     RESUME,
     TOKEN,
     WRITER,
-    CommitOrigin,
+    CommitAuthor,
     commit_path,
     commit_text,
 )
@@ -209,7 +209,7 @@ class AppendLog(TableLog):
         No fence is needed if the newest commit is this process's own: other writers have read an
         older version. The exception is a failed commit of this process that may still appear, as
         it would take the next version. Raise TransientError if that commit, or another ingestd's,
-        was made since `load` (ClaimedTakeoverError if this log does not decide); the fence is made
+        was made since `load` (AllegedTakeoverError if this log does not decide); the fence is made
         after its rows all the same, so that a re-read finds nothing newer. Raise ForeignCommitError
         if another program committed.
         """
@@ -241,9 +241,9 @@ class AppendLog(TableLog):
                 remedy="nothing to do: the lake is re-read",
             ) from came_between
 
-    def is_first_claim(self) -> bool:
-        """See `WriterIdentity.is_first_claim`."""
-        return self._writer.is_first_claim(self.folder)
+    def is_first_allegation(self) -> bool:
+        """See `WriterIdentity.is_first_allegation`."""
+        return self._writer.is_first_allegation(self.folder)
 
     def ensure_latest(self) -> None:
         """Raise as an append would if another ingestd has committed since; commit nothing."""
@@ -323,8 +323,8 @@ class AppendLog(TableLog):
                 limit.spend(nbytes, self.uri)
                 version = self._version + 1
                 commit = self._commit_at(version)
-                origin = self._conflicts.judge(self, version, commit, token, self.schema())
-                if origin is CommitOrigin.OURS:
+                author = self._conflicts.judge(self, version, commit, token, self.schema())
+                if author is CommitAuthor.OURS:
                     ours = version
                 self._version = version
                 is_changed |= commit.alters
@@ -451,8 +451,8 @@ class AppendLog(TableLog):
             for version in range(expected, self._version + 1):
                 limit.spend(self.commit_bytes(version) or 0, self.uri)
                 commit = self._commit_at(version)
-                origin = self._conflicts.judge(self, version, commit, token, before)
-                if origin is CommitOrigin.OURS:
+                author = self._conflicts.judge(self, version, commit, token, before)
+                if author is CommitAuthor.OURS:
                     ours = version
                 judged = version + 1
         finally:  # ours follow them

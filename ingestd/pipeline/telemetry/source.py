@@ -25,8 +25,9 @@ from ingestd.observe.recent_events import note_error
 from ingestd.observe.status import SourceState, SourceStatus
 from ingestd.pipeline.filling_epoch import FillingEpoch, RowTally
 from ingestd.pipeline.telemetry.raw_values import hint
-from ingestd.pipeline.telemetry.table import TableTelemetry, utc_now
+from ingestd.pipeline.telemetry.table import TableTelemetry
 from ingestd.ports import CaptureLag, Discovery
+from ingestd.process.clock import utc_now
 from ingestd.process.file_limit import none_left
 
 _RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
@@ -51,8 +52,8 @@ class SourceTelemetry(TableTelemetry):
     ) -> None:
         super().__init__(status, metrics, log, now=now)
         self._is_measured = True
-        self._told_held_at: datetime | None = None
-        self._told_raw: set[tuple[TableId, str]] = set()
+        self._held_reported_at: datetime | None = None
+        self._raw_reported: set[tuple[TableId, str]] = set()
         self.epoch_listeners: list[Callable[[CommittedEpoch], None]] = []
         self.fault_listeners: list[Callable[[IngestdError], None]] = []
         metrics.source_state(self.source, status.state)
@@ -92,7 +93,7 @@ class SourceTelemetry(TableTelemetry):
         self._not_connected()
         self._is_measured = True
         self._log.info("source.paused", since=since.isoformat(), remedy=self.status.remedy)
-        self._told_held_at = None
+        self._held_reported_at = None
         self._publish()
 
     def resumed(self) -> None:
@@ -112,9 +113,9 @@ class SourceTelemetry(TableTelemetry):
         self._metrics.set_retained(self.source, lag)
         if lag.confirmed_lsn is not None:
             self.status.confirmed(lag.confirmed_lsn)
-        due = self._told_held_at is None or now - self._told_held_at >= REMIND_EVERY
+        due = self._held_reported_at is None or now - self._held_reported_at >= REMIND_EVERY
         if due:
-            self._told_held_at = now
+            self._held_reported_at = now
             self._log.info(
                 "source.held",
                 since=self.status.since.isoformat(),
@@ -340,8 +341,8 @@ class SourceTelemetry(TableTelemetry):
         """Count values kept as text; the log names each column once."""
         self._metrics.raw_values(self.source, str(table), tally.raw_values)
         for column, count in tally.raw_columns.items():
-            if (table, column) not in self._told_raw:
-                self._told_raw.add((table, column))
+            if (table, column) not in self._raw_reported:
+                self._raw_reported.add((table, column))
                 why = hint(tally.raw_types[column])
                 self._log.warning(
                     "table.raw_values", table=str(table), column=column, count=count, hint=why

@@ -45,7 +45,7 @@ from ingestd.postgres.rewrites.fingerprint_queries import (
 )
 from ingestd.postgres.rewrites.tracker import LOCK_TIMEOUT_S
 from ingestd.postgres.settings import PostgresSettings
-from ingestd.postgres.snapshot.read_view import current_snapshot
+from ingestd.postgres.snapshot.read_view import current_pg_snapshot
 
 WHOLE = Published(None, None, None)
 
@@ -106,7 +106,7 @@ class Catalog:
             not_validated=row.not_validated,
         )
 
-    def storage(self, row: TableRow) -> TableFingerprint:
+    def fingerprint(self, row: TableRow) -> TableFingerprint:
         """Return the fingerprint of a table's storage."""
         described = self.columns.get(row.oid, ())
         columns = tuple(
@@ -195,7 +195,7 @@ async def _read_catalog(
         structs={r.oid: _structs(settings, r.id) for r in wanted},
         generated=await list_generated(connection, oids),
         lsn=lsn,
-        pg_snapshot=await current_snapshot(connection),
+        pg_snapshot=await current_pg_snapshot(connection),
     )
     if settings.sent_by is None:
         catalog = await _with_indexes(connection, catalog, oids)

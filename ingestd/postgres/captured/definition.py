@@ -14,7 +14,7 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from ingestd.decode.lake_column_names import allocate
+from ingestd.decode.lake_columns import allocate
 from ingestd.decode.pgoutput.relation import Relation
 from ingestd.decode.type_mapping import BUILT_IN, PgType, without_domains
 from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, registered_columns
@@ -97,7 +97,7 @@ class TableDefinitions:
         if not names:
             return
         then = (
-            TableFingerprint.parse(known.storage)
+            TableFingerprint.parse(known.fingerprint)
             if known is not None and known.oid == row.oid
             else None
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -41,6 +41,7 @@ from ingestd.postgres.polling.server import (
 from ingestd.postgres.server_capacity import demand_of, room_lines
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.errors import read_error
+from ingestd.process.clock import utc_now
 
 CLOCK_S = 60.0
 """The difference of clocks above which to warn."""
@@ -56,12 +57,8 @@ SELECT bool_and(substr(v::text, 15, 1) = '7')
 """
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 async def preflight(
-    source: str, settings: PollingSettings, *, now: Callable[[], datetime] = _utc_now
+    source: str, settings: PollingSettings, *, now: Callable[[], datetime] = utc_now
 ) -> list[CheckLine]:
     """Check the server, the role, poolers and the tables. Changes nothing."""
     found = CheckFindings(source)

@@ -85,7 +85,7 @@ class AwaitedPartitions:
         return quiet
 
     def settled(self, oid: int, now: TableFingerprint) -> TableFingerprint:
-        """Return the storage for `_tables`: with the former files of awaited partitions."""
+        """Return the fingerprint for `_tables`: with the former files of awaited partitions."""
         awaited = self._awaited.get(oid)
         if awaited is None:
             return now

@@ -246,14 +246,14 @@ class SourceTables:
         """
         catalog = await self._read_catalog(self._settings, self._catalog.published)
         ours = dict(self._catalog.published)
-        storages: dict[TableId, str] = {}
+        fingerprints: dict[TableId, str] = {}
         rows = {row.id: row for row in catalog.rows}
         for table in self._accepted & catalog.published.keys():
             then, now = ours.get(table), catalog.published[table]
             if then is None:
                 ours[table] = now
                 self._is_reported = False
-                storages |= self._published(rows.get(table), catalog)
+                fingerprints |= self._published(rows.get(table), catalog)
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
                 self._is_reported = False
@@ -265,14 +265,14 @@ class SourceTables:
             self._publication_as_altered = publication.altered
         self._catalog = replace(self._catalog, published=ours)
         self._definitions.take_publication(catalog)
-        return not self._is_reported, storages
+        return not self._is_reported, fingerprints
 
     def _published(self, row: TableRow | None, catalog: Catalog) -> dict[TableId, str]:
-        """Return the storage of a table that is now published; nothing if it was replaced."""
+        """Return the fingerprint of a table that is now published; nothing if it was replaced."""
         last = None if row is None else self._tracker.last(row.oid, None)
         if row is None or last is None:
             return {}
-        read = catalog.storage(row)
+        read = catalog.fingerprint(row)
         now = replace(last, membership=read.membership, publication=read.publication)
         self._tracker.record({row.oid: now})
         return {row.id: str(self._awaited.settled(row.oid, now))}
@@ -288,7 +288,7 @@ class SourceTables:
         self.evidence.record_columns(relation, self._tracker.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
-    def delivered(self, change_set: ChangeSet) -> tuple[ChangeSet, bool]:
+    def note_delivered(self, change_set: ChangeSet) -> tuple[ChangeSet, bool]:
         """Record what the stream delivered.
 
         Return it with the doubts about its tables, and whether the catalog must be read again.
@@ -322,7 +322,7 @@ class SourceTables:
             result.refused.append(described)
             return
         known, pending, comparison = read.known.get(row.id), read.pending, read.comparison
-        then, now = read.last[row.oid], catalog.storage(row)
+        then, now = read.last[row.oid], catalog.fingerprint(row)
         if gap := self._gap(described, catalog, then, now, known):
             result.interrupted[row.id] = gap
         now = _first(now, known) if then is None else now.after(then)
@@ -341,18 +341,18 @@ class SourceTables:
             result.rewritten[row.id] = reason
             self._rewritten.add(row.oid)
         now = result.fingerprints[row.oid] = pending.with_streamed_names(row.oid, now)
-        storage = self._storage_to_record(row, now, known)
-        result.accepted.append(replace(described, storage=storage))
+        fingerprint = self._fingerprint_to_record(row, now, known)
+        result.accepted.append(replace(described, fingerprint=fingerprint))
 
     def _last(self, row: TableRow, known: RegisteredTable | None) -> TableFingerprint | None:
-        """Return its storage at the last discovery, of this run or of an earlier one."""
+        """Return its fingerprint at the last discovery, of this run or of an earlier one."""
         last = self._tracker.last(row.oid, known)
         if last is not None and known is not None and not self._tracker.has_seen(row.oid):
             names = [c.source_name for c in known.lake_columns.values()]
             self.evidence.record_lake_names(row.oid, names, last)
         return last
 
-    def _storage_to_record(
+    def _fingerprint_to_record(
         self, row: TableRow, now: TableFingerprint, known: RegisteredTable | None
     ) -> str:
         # Otherwise the next run would again find files that differ from the recorded ones.
@@ -454,7 +454,7 @@ def _rekeyed(
 
 
 def _first(now: TableFingerprint, known: RegisteredTable | None) -> TableFingerprint:
-    """Return the storage of a table found for the first time; `known`: its predecessor by name.
+    """Return the fingerprint of a table found for the first time; `known`: its predecessor by name.
 
     The predecessor's columns are in the lake, and no discovery of this table has seen them.
     """

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.lake.delta.crash_recovery import _is_json
 from ingestd.lake.delta.log_files import _checkpoint
+from ingestd.lake.delta.torn_files import _is_json
 from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.pause_mark import LakePauseMark
@@ -35,7 +35,7 @@ from ingestd.postgres.polling.keys.lake_keys import KeyPartition
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFingerprint
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
-from spark_jobs.backfills.resume import are_there
+from spark_jobs.backfills.validity import are_there
 from spark_jobs.delta_log.commits import Signature
 from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 from tests.unit.pipeline.fixtures import table

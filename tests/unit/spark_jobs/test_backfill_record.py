@@ -260,7 +260,7 @@ def test_the_definition_tells_what_rows_are_like() -> None:
         replace(table, oid=9),
     ]
     assert len({definition_of(t) for t in tables}) == len(tables)
-    assert definition_of(replace(table, storage="elsewhere")) == definition_of(table)
+    assert definition_of(replace(table, fingerprint="elsewhere")) == definition_of(table)
 
 
 @pytest.mark.parametrize(

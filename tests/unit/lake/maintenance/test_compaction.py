@@ -23,12 +23,12 @@ from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_EVERY
 from ingestd.lake.delta.read import list_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.cleanup import LogCleaner
 from ingestd.lake.maintenance.compaction import (
     MaintenancePolicy,
     MaintenanceResult,
     TableMaintenance,
 )
-from ingestd.lake.maintenance.log_cleanup import LogCleaner
 from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
 from ingestd.model.lsn import Lsn

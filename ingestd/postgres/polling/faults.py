@@ -1,4 +1,4 @@
-"""Tables that can't be polled at present."""
+"""The faults of tables that can't be polled at present."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingestd.model.schema import TableId
 WAITS = Backoff(60.0, 3600.0)
 
 
-class PollBackoff:
+class PollFaults:
     """The faults of tables that are not polled. Pauses increase, as a re-read follows each."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
