@@ -17,8 +17,9 @@ transactions that write now have ended, and until then the source would deliver 
     the stream begins; tables are read      the same; tables that are live again continue
 
 What the slot skips has been committed; each table is read when that is visible (I6), because its
-reader waits for earlier writers of it (`snapshot.earlier_transactions`). The slot still sends all
-of the transactions that are open.
+reader waits for earlier writers of it (`snapshot.earlier_transactions`). The slot still sends what
+transactions that are open have written to the tables of `sent_tables`; the readers of all others
+wait for these transactions.
 Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT).
 """
 
