@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ingestd.failpoints import VARIABLE
 from ingestd.model.schema import TableId
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.waiting import await_until
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.attack("table owner")
 
 VICTIM = TableId("public", "victim")
+MOVES = "capture.publication.after=delay:0.01>"
+"""The publication is altered once: to leave the table out, before the slot is moved."""
+KILLS = {
+    "lost tables are recorded": "sink.tables_commit.after=crash",
+    "the publication is altered": "capture.publication.after=crash",
+    "the slot is moved": MOVES + "sink.advance.before=crash",
+    "its position is durable": MOVES + "sink.advance.after=crash",
+    "reading begins": MOVES + "capture.split.before=crash",
+    "an empty table is read": MOVES + "capture.split.before=crash@2",
+    "the stream begins": MOVES + "capture.receive.before=crash",
+    "rows are durable": MOVES + "sink.raw_commit.after=crash",
+    "an epoch is durable": MOVES + "sink.epochs_commit.after=crash",
+    "a table is live again": MOVES + "sink.tables_commit.after=crash@2",
+}
+"""Kills in the order of the table in `slots/create.py`."""
 
 
 @pytest.fixture
@@ -78,4 +94,37 @@ def test_a_column_added_beside_a_list(
         connection.commit()
     database.execute("INSERT INTO small VALUES (1, 'later')")
     await_state(daemon, lake, "victim", "live")
+    assert_lake_equals_source(database, lake, tables=[SMALL, VICTIM])
+
+
+@pytest.mark.parametrize("again", ["", pytest.param("@2", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "kill",
+    [
+        pytest.param(kill, marks=() if kill == "the slot is moved" else pytest.mark.thorough)
+        for kill in KILLS
+    ],
+)
+def test_a_kill_while_the_slot_is_moved(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str, *, kill: str, again: str
+) -> None:
+    """The slot is never beyond the lake's position while a table needs what lies between.
+
+    `small` has no rows, `gone` is not captured any more. `again`: another kill, which split of the
+    next process is about to be read.
+    """
+    database.execute("CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (1)")
+    daemon = make_daemon(wal(database, lake))
+    daemon.start_ready()
+    daemon.sigterm()
+    database.execute(f"INSERT INTO big SELECT 2, {deep}", "DROP TABLE gone")
+    kills = [KILLS[kill], f"capture.split.before=crash{again}"][: 2 if again else 1]
+    for number, points in enumerate(kills):
+        killed = make_daemon(
+            wal(database, lake), f"killed_{number}", environment={VARIABLE: points}
+        )
+        killed.start()
+        killed.await_end(LIMIT_S)
+    daemon.start()
+    database.execute("INSERT INTO small VALUES (1, 'later')")
     assert_lake_equals_source(database, lake, tables=[SMALL, VICTIM])

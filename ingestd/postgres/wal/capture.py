@@ -263,7 +263,8 @@ class WalCapture:
                 self._exported = exported or self._exported
             published = [t for t in tables if t.id not in busy]
             self._sent.publish(published, is_new=exported is not None)
-        return Prepared(busy, storages, is_moved=is_moved)
+        begins = None if self._is_live else self._slot_limit
+        return Prepared(busy, storages, is_moved=is_moved, begins=begins)
 
     async def choose_incremental(
         self, tables: Sequence[Table], *, initial: bool
