@@ -362,7 +362,7 @@ class Pipeline:
         return epoch
 
     async def _advance(self, position: Lsn) -> None:
-        """Record, durably, that nothing captured lies before a position, and confirm it."""
+        """Record, durably, that nothing captured precedes a position, and confirm it."""
         if position > self._durable:
             await self._sink.advance(position)
             await self._confirm(position)

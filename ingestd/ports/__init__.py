@@ -17,9 +17,9 @@ The order of calls in a source's life, and the component that advances each posi
     confirmed   the pipeline alone, by ChangeCapture.confirm, and only to a durable position (I1)
 
 Sink.record makes a table live, or records progress of its snapshot, only once the position at which
-that holds is durable, and never while the source begins behind the durable position. Otherwise the
-table would seem to lack what lies in between. It is the reverse for a table whose changes are lost:
-that is recorded before `prepare` gives them up.
+that holds is durable, and not while the source begins after the durable position: a later start
+would find that changes are missing between them. It is the reverse for a table whose changes are
+lost: that is recorded before `prepare` gives them up.
 
 Any async method may be cancelled at any await. The next `claim` and `open` must be able to repair
 whatever it leaves unfinished.

@@ -108,7 +108,7 @@ def test_a_column_added_beside_a_list(
 def test_a_kill_while_the_slot_is_moved(
     database: Database, lake: Path, make_daemon: MakeDaemon, deep: str, *, kill: str, again: str
 ) -> None:
-    """The slot is never beyond the lake's position while a table needs what lies between.
+    """The slot is never beyond the lake's position while a table needs the changes between them.
 
     `small` has no rows, `gone` is not captured any more. `again`: another kill, which split of the
     next process is about to be read.

@@ -19,8 +19,8 @@ transactions that write now have ended, and until then the source would deliver 
                                             transactions have ended
     the stream begins; tables are read      the same; tables that are live again continue
 
-So the slot is never beyond the lake's position while a table needs what lies between: `continuity`
-would take the lake for an older copy.
+So the slot is never beyond the lake's position while a table needs the changes between them:
+`continuity` would take the lake for an older copy.
 
 What the slot skips has been committed; each table is read when that is visible (I6), because its
 reader waits for earlier writers of it (`snapshot.earlier_transactions`). The slot still sends what

@@ -10,13 +10,13 @@ wait for those that are open (`snapshot.earlier_transactions`). All other reader
     ceases to be  a discovery or the stream finds it interrupted: the publication lacked it, columns
                   or rows of it, was altered, or could send less for a time
                   the publication is prepared without it: it is refused, dropped, renamed or
-                  re-created, locked, or is to be kept out
+                  re-created, or locked
 
 `_tables` may have an interrupted table live for a while, until its reader begins. A start after a
 kill in between finds it interrupted once more, as `_tables` has its earlier entry in the
 publication. An attempt remembers it, so the order of `discover` and `continuity` does not matter; a
-new slot's tables are not remembered, as `_tables` need not have them yet. A process that starts
-anew knows no such table, except from `_tables`.
+new slot's tables are not remembered, as `_tables` need not have them yet. A new process
+knows no such table, except from `_tables`.
 """
 
 from __future__ import annotations
