@@ -122,7 +122,7 @@ class EpochAppender:
                 del self._windows[name]
 
     async def mark_durable(self, epoch: FillingEpoch) -> None:
-        """Record what a durable epoch completes. One without rows counts as durable."""
+        """Record what a durable epoch completes; of one without rows, the position is durable."""
         snapshot_ids, epoch.snapshot_ids = epoch.snapshot_ids, []
         splits, epoch.splits = epoch.splits, []
         if not (snapshot_ids or splits):

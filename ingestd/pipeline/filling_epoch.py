@@ -171,6 +171,11 @@ class FillingEpoch:
         return self.position > self.start or not self.has_snapshot_rows
 
     @property
+    def ends_reads(self) -> bool:
+        """True if it has the last rows of a snapshot, or of a split of one."""
+        return bool(self.snapshot_ids or self.splits)
+
+    @property
     def is_idle(self) -> bool:
         """True if nothing captured is in it, so that only its position is recorded (I10)."""
         return self.can_close and not self.has_rows
@@ -182,7 +187,7 @@ class FillingEpoch:
         """
         if self.opened_at is None or not self.can_close or not self.has_rows:
             return False
-        full = bool(self.snapshot_ids or self.splits) or self.nbytes >= policy.max_bytes
+        full = self.ends_reads or self.nbytes >= policy.max_bytes
         return full or asked or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:

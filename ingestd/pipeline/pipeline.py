@@ -41,7 +41,6 @@ from ingestd.model.errors import (
     TableError,
     TransientError,
 )
-from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
 from ingestd.observe.status import SourceState
@@ -50,7 +49,7 @@ from ingestd.pipeline.filling_epoch import FillingEpoch
 from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.snapshot_queue import SnapshotWork, StreamBarrier
-from ingestd.pipeline.startup import Started, Startup
+from ingestd.pipeline.startup import Judgement, Started, Startup
 from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.table_sync import TableSync
 from ingestd.pipeline.telemetry.source import SourceTelemetry
@@ -213,9 +212,9 @@ class Pipeline:
             monotonic=self._monotonic,
         )
         started = await startup.run()
-        self._durable = started.judgement.position
+        self._durable = started.durable
         self._start(self._monitor())
-        epoch = self._epoch = self._first_epoch(started.judgement.committed)
+        epoch = self._epoch = self._first_epoch(started.judgement)
         table_sync = await self._begin_reading(started, epoch)
         self._table_sync = table_sync
         work: asyncio.Queue[PipelineWork] = asyncio.Queue(QUEUE_SIZE)
@@ -226,9 +225,9 @@ class Pipeline:
             self._start(_drain(table_sync, drained))
         await self._stream(epoch, work, started.table_set, started.appender, stop)
 
-    def _first_epoch(self, committed: LakeState) -> FillingEpoch:
-        epoch = FillingEpoch(self._sink.begin_epoch(), floor=committed.floor or ZERO)
-        epoch.start = self._durable
+    def _first_epoch(self, judgement: Judgement) -> FillingEpoch:
+        committed, start = judgement.committed, judgement.position
+        epoch = FillingEpoch(self._sink.begin_epoch(), start, floor=committed.floor or ZERO)
         for rows in committed.unlisted.values():
             epoch.add_unlisted(rows)
         return epoch
@@ -357,14 +356,22 @@ class Pipeline:
             return FillingEpoch(
                 self._sink.begin_epoch(), start=epoch.position, position=epoch.position
             )
-        if not epoch.has_rows:  # all rows of whatever ended are in earlier epochs
+        if not epoch.is_idle:
+            return epoch
+        if epoch.ends_reads:  # all rows of whatever ended are in earlier epochs
+            await self._advance(epoch.position)
             await appender.mark_durable(epoch)
-        if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
-            await self._sink.advance(epoch.position)
-            await self._confirm(epoch.position)
+        elif epoch.position > self._durable and (asked or now >= self._idle_until):
+            await self._advance(epoch.position)
             self._idle_s = min(2 * self._idle_s, self._policy.idle_interval_s)
             self._idle_until = now + self._idle_s
         return epoch
+
+    async def _advance(self, position: Lsn) -> None:
+        """Record, durably, that nothing captured precedes a position, and confirm it."""
+        if position > self._durable:
+            await self._sink.advance(position)
+            await self._confirm(position)
 
     async def _commit_epoch(self, epoch: FillingEpoch, appender: EpochAppender) -> None:
         started = self._monotonic()

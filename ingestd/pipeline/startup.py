@@ -57,12 +57,14 @@ class Judgement:
 class Started:
     """A source that is ready: its tables are prepared, nothing has been read or streamed.
 
-    `may_begin_at_point`: tables are read before the stream begins, where it begins.
+    `durable`: the lake's position. `may_begin_at_point`: tables are read before the stream begins,
+    where it begins.
     """
 
     judgement: Judgement
     table_set: TableSet
     appender: EpochAppender
+    durable: Lsn = ZERO
     may_begin_at_point: bool = True
 
 
@@ -97,12 +99,15 @@ class Startup:
            fence earlier writers (I5).
         2. Refuse raw tables that are missing and may not be re-read.
         3. Discover the tables, and judge whether the source still has all changes (I13).
-        4. Record tables whose changes were lost, before the server is adopted and the slot is
-           re-created: a later start finds neither fault.
+        4. Record all tables whose changes were lost, also those that are not captured any more,
+           before the server is adopted and the slot is re-created or moved: a later start finds
+           neither fault.
         5. Adopt the server.
         6. Record missing, damaged, refused and dropped tables, before anything is written of them:
            a later start finds the raw tables again.
         7. Prepare the source: publication, replica identities, slot.
+        8. Record the position of a slot that was created or moved, before any table is recorded
+           that needs all changes from there on: a later start finds the slot where the lake ends.
         """
         committed = await self._open_lake()
         refuse_missing(self._source, committed, may_read=self._policy.may_read)
@@ -117,8 +122,10 @@ class Startup:
         await self._record_found(started)
         prepared = await self._prepare(judgement)
         table_set.apply_prepared(prepared)
+        durable = await self._reach(prepared, judgement)
         is_resumed = isinstance(judgement.continuity, Resumed)
-        return replace(started, may_begin_at_point=not (is_resumed or prepared.is_moved))
+        may_begin_at_point = not (is_resumed or prepared.is_moved)
+        return replace(started, durable=durable, may_begin_at_point=may_begin_at_point)
 
     # --- 1: the lake -------------------------------------------------------------------------
 
@@ -178,7 +185,7 @@ class Startup:
         if self._lost_lake is None:
             self._telemetry.lost(lost.reason)
 
-    # --- 4 to 7: records, and the server -----------------------------------------------------
+    # --- 4 to 8: records, and the server -----------------------------------------------------
 
     async def _record_lost(self, started: Started) -> None:
         """Record the tables whose changes were lost. Raises OperatorError for a server behind."""
@@ -186,7 +193,7 @@ class Startup:
         continuity, tables = judgement.continuity, judgement.committed.tables
         if not isinstance(continuity, Lost):
             return
-        lost = {name for name, known in tables.items() if known.reason == continuity.reason}
+        lost = [name for name, known in tables.items() if known.reason == continuity.reason]
         await self._enter_snapshotting(started, lost, continuity.reason, judgement.end)
         refuse_behind(self._source, continuity)
 
@@ -194,7 +201,8 @@ class Startup:
         """Record missing, damaged, refused and dropped tables."""
         judgement, table_set = started.judgement, started.table_set
         committed, position = judgement.committed, judgement.position
-        await self._enter_snapshotting(started, committed.missing, RAW_TABLE_MISSING, position)
+        missing = [name for name in committed.missing if table_set.is_present(name)]
+        await self._enter_snapshotting(started, missing, RAW_TABLE_MISSING, position)
         damaged = [e for e in committed.damaged.values() if table_set.is_present(e.table)]
         await started.appender.stop_damaged(damaged, position)
         await started.appender.record(table_set.removal_events(utc_now(), position))
@@ -203,9 +211,8 @@ class Startup:
     async def _enter_snapshotting(
         started: Started, names: Collection[TableId], cause: str, at_lsn: Lsn
     ) -> None:
-        tables = [t for t in started.judgement.discovery.tables if t.id in names]
-        started.table_set.set_cause([table.id for table in tables], cause)
-        await started.appender.record_state(tables, TableState.SNAPSHOTTING, at_lsn)
+        now = utc_now()
+        await started.appender.record(started.table_set.loss_events(names, cause, now, at_lsn))
 
     def _prepare(self, judgement: Judgement) -> Awaitable[Prepared]:
         """Prepare the source; a new slot begins when all transactions that write now have ended."""
@@ -214,6 +221,15 @@ class Startup:
         names = [table.id for table in tables]
         preparing = self._capture.prepare(tables, renew=renew)
         return warn_if_slow(preparing, lambda: self._telemetry.reading_waits(names))
+
+    async def _reach(self, prepared: Prepared, judgement: Judgement) -> Lsn:
+        """Record, durably, where the stream begins; return the lake's position."""
+        begins = prepared.begins
+        if begins is None or begins <= judgement.position:
+            return judgement.position
+        await self._sink.advance(begins)
+        self._known.note_position(begins)
+        return begins
 
 
 def without_position(committed: LakeState, reason: str) -> LakeState:

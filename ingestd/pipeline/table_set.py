@@ -566,10 +566,24 @@ class TableSet:
             for t in tables
         ]
 
-    def set_cause(self, names: Iterable[TableId], cause: str) -> None:
-        """Record why tables that must be read are re-read."""
+    def loss_events(
+        self, names: Iterable[TableId], cause: str, at: datetime, at_lsn: Lsn
+    ) -> list[TableEvent]:
+        """Return the events of tables that must be re-read, and record why.
+
+        Also of those that are not captured any more, or refused: what else is recorded of them
+        comes later (`discovery_events`).
+        """
+        tables = []
         for name in names:
-            self._entries[name].cause = cause
+            entry = self._entries.get(name)
+            if entry is None:
+                tables.append(Table(name, self.known[name].oid, ()))
+            else:
+                entry.cause = cause
+                tables.append(entry.table)
+        events = self.events(tables, TableState.SNAPSHOTTING, at, at_lsn)
+        return [replace(event, reason=cause) for event in events]
 
     def cause(self, name: TableId) -> str | None:
         """Return why a table is re-read, until it is complete; None for any other."""

@@ -9,11 +9,17 @@ The order of calls in a source's life, and the component that advances each posi
 
     capture.claim -> sink.open -> sink.refuse_beyond (capture.server_end) -> capture.continuity
       -> sink.write_lake_id -> sink.fence -> capture.discover -> capture.continuity -> sink.adopt
-      -> capture.prepare -> capture.snapshot -> capture.changes ... capture.confirm -> close
+      -> capture.prepare -> sink.advance -> capture.snapshot -> capture.changes ... capture.confirm
+      -> close
 
     received    the capture, at a commit, or between transactions: ChangeSet.position
     durable     the sink, when EpochWriter.commit or Sink.advance returns
     confirmed   the pipeline alone, by ChangeCapture.confirm, and only to a durable position (I1)
+
+Sink.record makes a table live, or records progress of its snapshot, only once the position at which
+that holds is durable, and not while the source begins after the durable position: a later start
+would find that changes are missing between them. It is the reverse for a table whose changes are
+lost: that is recorded before `prepare` gives them up.
 
 Any async method may be cancelled at any await. The next `claim` and `open` must be able to repair
 whatever it leaves unfinished.

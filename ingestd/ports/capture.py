@@ -36,11 +36,14 @@ class Prepared:
     again later. `fingerprints`: for tables whose streaming has begun, the `Table.fingerprint` that
     must be recorded in `_tables`. `is_moved`: the stream continues behind what was given up, while
     transactions are open that a consistent point would have to wait for: tables are read beside it.
+    `begins`: the position before which nothing is streamed, for the sink to record before a table
+    that needs all changes from there on; None while `live` runs, or if any position will do.
     """
 
     locked: frozenset[TableId] = frozenset()
     fingerprints: Mapping[TableId, str] = field(default_factory=dict)
     is_moved: bool = False
+    begins: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)

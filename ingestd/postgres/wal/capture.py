@@ -60,6 +60,7 @@ from ingestd.postgres.wal.slots.create import (
     prepare_slot,
     temporary_point,
 )
+from ingestd.postgres.wal.slots.sent_tables import SentTables
 from ingestd.postgres.wal.slots.slot import (
     SlotDecodeGap,
     find_slot,
@@ -128,8 +129,7 @@ class WalCapture:
         self._slot_limit: Lsn | None = None
         # Above the ids of all transactions that ran when `changes` began.
         self._live_since_xid = 0
-        # The tables (OIDs) of which the slot sends every change: creating it waited for writers.
-        self._sent_completely: frozenset[int] = frozenset()
+        self._sent = SentTables(self._decode_gap.sent_completely)
 
     async def claim(self) -> None:
         """Take the claim on the slot's name."""
@@ -149,8 +149,7 @@ class WalCapture:
         with self._control.errors("discover"):
             server = await self._checked_server(control)
             found = await self._tables.discover(control, server, known)
-            interrupted = {t.oid for t in found.tables if t.id in found.interrupted}
-            self._decode_gap.sent_completely -= interrupted
+            self._sent.interrupt(found.interrupted)
             notices = server_notices(server, self._dsn)
             return replace(found, notices=(*found.notices, *notices))
 
@@ -217,8 +216,7 @@ class WalCapture:
         is_row = isinstance(found, Lost) and found.reason == undecodable
         self._passes = bool(undecodable) and (is_row or isinstance(found, Fresh))
         if is_row:
-            live = filter(committed.is_live, committed.tables)
-            self._decode_gap.sent_completely |= {committed.tables[name].oid for name in live}
+            self._sent.keep_live(committed)
         self._slot_limit = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
         is_unread = isinstance(found, Fresh) and reads_all
@@ -243,10 +241,8 @@ class WalCapture:
             is_news, fingerprints = await self._tables.take_publication()
             if is_news:
                 self._relations.noticed.set()
-            is_moved = False
-            if self._is_live:
-                self._sent_completely = frozenset()
-            else:
+            is_moved, exported = False, None
+            if not self._is_live:
                 unread_above = self._unread_above
                 if unread_above is not None and read_to is not None:
                     unread_above = max(unread_above, read_to)
@@ -268,15 +264,11 @@ class WalCapture:
                 self._slot_limit = exported.point if exported is not None else self._slot_limit
                 if self._slot_limit is None:  # an unmanaged slot, valid at any position
                     self._slot_limit = await self._slot_position()
-                if is_moved:
-                    kept_out = {t.oid for t in tables if t.id in busy}
-                    self._sent_completely = self._decode_gap.sent_completely - kept_out
-                if exported is not None:
-                    self._decode_gap.sent_completely = frozenset()
-                    # Creating the slot waited for writers that began before the publication.
-                    self._sent_completely = frozenset(t.oid for t in tables if t.id not in busy)
-                    self._exported = exported
-        return Prepared(busy, fingerprints, is_moved=is_moved)
+                self._exported = exported or self._exported
+            published = [t for t in tables if t.id not in busy]
+            self._sent.publish(published, is_new=exported is not None)
+        begins = None if self._is_live else self._slot_limit
+        return Prepared(busy, fingerprints, is_moved=is_moved, begins=begins)
 
     async def choose_incremental(
         self, tables: Sequence[Table], *, initial: bool
@@ -304,8 +296,7 @@ class WalCapture:
                     self._settings,
                     tables,
                     live_since_xid=self._live_since_xid,
-                    newly_published=newly_published
-                    and any(t.oid not in self._sent_completely for t in tables),
+                    newly_published=newly_published and not self._sent.has_all(tables),
                     remainder=remainder,
                     where=where,
                     memory_bytes=self._memory_bytes,
@@ -351,6 +342,7 @@ class WalCapture:
         changes = self._stream.changes(start, server)
         async with contextlib.aclosing(changes):
             async for change_set in changes:
+                self._sent.interrupt(change_set.interrupted)
                 judged, is_news = self._tables.note_delivered(change_set)  # enum labels, doubts
                 if self._tables.texts.record_changes(change_set.batches) or is_news:
                     self._relations.noticed.set()

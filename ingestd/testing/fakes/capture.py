@@ -128,7 +128,7 @@ class FakeCapture:
         self.tables = {t.id: t for t in tables if t.id not in locked}
         if renew or self.database.slot is None:
             self.database.slot = self.database.current
-        return Prepared(locked)
+        return Prepared(locked, begins=self.database.slot)
 
     async def choose_incremental(
         self, tables: Sequence[Table], *, initial: bool

@@ -8,17 +8,24 @@ A slot that only can't pass a row is moved past it, not replaced: a new one woul
 transactions that write now have ended, and until then the source would deliver nothing.
 
     step                                    a kill after it
-    the lake records that tables are to     the next start streams to that row again, or moves the
-    be read again (`Startup`)               slot at once
+    the lake records that all tables are    the next start streams to that row again, or moves the
+    to be read again, also those that are   slot at once
+    not captured any more (`Startup`)
     the publication leaves the table out    the same
     the slot is moved                       the lake has no table that needs continuity: the slot
                                             is moved once more, to a new point, and that
                                             waits for those transactions
+    the lake's position is the slot's       the slot is used where it is; tables are read when those
+                                            transactions have ended
     the stream begins; tables are read      the same; tables that are live again continue
 
+So the slot is never beyond the lake's position while a table needs the changes between them:
+`continuity` would take the lake for an older copy.
+
 What the slot skips has been committed; each table is read when that is visible (I6), because its
-reader waits for earlier writers of it (`snapshot.earlier_transactions`). The slot still sends all
-of the transactions that are open.
+reader waits for earlier writers of it (`snapshot.earlier_transactions`). The slot still sends what
+transactions that are open have written to the tables of `sent_tables`; the readers of all others
+wait for these transactions.
 Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT).
 """
 

@@ -211,14 +211,13 @@ class SlotDecodeGap:
     `lacks_publication`: it was created after changes that the slot has yet to send. `undecodable`:
     why the server fails at a row each time. `unsendable`: the tables that had such a row, by OID
     and by name, and why: the publication must not send their changes, nor those of a table that is
-    created in the place of one. `sent_completely`: tables, by OID, of which the slot sends every
-    change of transactions that end from now on, as it did when they were last live.
+    created in the place of one. `sent_completely`: by name the OID, see `sent_tables`.
     """
 
     lacks_publication: bool = False
     undecodable: str = ""
     unsendable: dict[int | TableId, str] = field(default_factory=dict)
-    sent_completely: frozenset[int] = frozenset()
+    sent_completely: dict[TableId, int] = field(default_factory=dict)
     monotonic: Callable[[], float] = time.monotonic
     _is_moved: bool = False
     _failed_at: str = ""
