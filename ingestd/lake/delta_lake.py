@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.read import read_batches
+from ingestd.lake.delta.reading_limit import utc_now
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.fencing import WriterIdentity
@@ -72,12 +73,12 @@ class DeltaLake:
     `uri`: a local path, file://, or any URI that deltalake reaches with `storage_options`.
     `buffer_bytes`: Arrow bytes of the epoch being filled that are buffered before row groups are
     written. `trimming`: the process's. `durability`: how local files are made durable. `now`: the
-    clock of `committed_at`. `before_commit`: called in a worker thread with "schema.table",
-    "_epochs" or "_tables" before each Delta commit with rows or a position; if it raises, the
-    commit is not made. `writer`: the process, the same for all lakes that it opens in turn.
-    `is_claimed`: whether the caller holds the source's claim; otherwise the lake is read-only, and
-    `open` repairs nothing after a power failure. `calls`: records the calls to the storage.
-    `store`: the files at `uri`, if they are open already.
+    clock of `committed_at`, and of how long a log was quiet. `before_commit`: called in a worker
+    thread with "schema.table", "_epochs" or "_tables" before each Delta commit with rows or a
+    position; if it raises, the commit is not made. `writer`: the process, the same for all lakes
+    that it opens in turn. `is_claimed`: whether the caller holds the source's claim; otherwise the
+    lake is read-only, and `open` repairs nothing after a power failure. `calls`: records the calls
+    to the storage. `store`: the files at `uri`, if they are open already.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class DeltaLake:
                 self.layout.app_id(),
                 self._checkpoint_in_background,
                 writer=self._writer,
+                now=now,
             )
             for folder in (self.layout.epochs, self.layout.tables)
         )
@@ -319,6 +321,7 @@ class DeltaLake:
             self._checkpoint_in_background,
             writer=self._writer,
             decides=False,
+            now=self.now,
         )
         return RawTable(table, log)
 

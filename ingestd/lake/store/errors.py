@@ -144,7 +144,8 @@ def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> Ta
     moved = _removal_remedy(fault, uri, depth=3)
     then = f" && {again}" if ": " in moved else f"; then: {again}"
     right = _repair_remedy(fault, uri)
-    return TableError(table, fault.what, remedy=f"{right}, or {moved}{then}")
+    either = f"; then: {again}; or " if isinstance(fault, BusyLogError) else ", or "
+    return TableError(table, fault.what, remedy=f"{right}{either}{moved}{then}")
 
 
 def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
@@ -160,6 +161,8 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
 def _repair_remedy(fault: FolderError, uri: str) -> str:
     if isinstance(fault, LinkError):
         return fault.allowed()
+    if isinstance(fault, BusyLogError):
+        return str(fault.remedy)
     undo = fault.undo if isinstance(fault, FeatureError) else ""
     return f"repair {uri}" + (f" (in Spark: {undo})" if undo else "")
 
@@ -178,6 +181,13 @@ def _removal_remedy(fault: FolderError, uri: str, *, depth: int) -> str:
     if isinstance(fault, LinkError):
         return f"move that link away: mv {shlex.quote(fault.link)} {beside}"
     return f"move that folder away: mv {shlex.quote(folder)} {beside}"
+
+
+class BusyLogError(FolderError):
+    """Another program commits to a log so often that ours can't follow; nothing is damaged."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, remedy="have the program that commits there do so less often")
 
 
 @contextmanager

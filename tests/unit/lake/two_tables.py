@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ingestd.lake.delta.reading_limit import utc_now
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.errors import TableError
 from tests.unit.lake import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from ingestd.lake.fencing import WriterIdentity
@@ -26,8 +28,13 @@ def log_of(lake: Path) -> Path:
 class Attempt:
     """One attempt of a daemon. `stopped`: the tables that stopped, by name."""
 
-    def __init__(self, store: Store, writer: WriterIdentity | None = None) -> None:
-        self.lake = DeltaLake(store.uri(""), "shop", store=store, writer=writer)
+    def __init__(
+        self,
+        store: Store,
+        writer: WriterIdentity | None = None,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.lake = DeltaLake(store.uri(""), "shop", store=store, writer=writer, now=now)
         self.stopped: dict[str, TableError] = {}
 
     async def start(self) -> None:
