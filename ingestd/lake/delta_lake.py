@@ -134,6 +134,7 @@ class DeltaLake:
             jobs=self.jobs,
             new_table=self._new_raw,
             ensure_not_taken_over=self._ensure_not_taken_over,
+            writer=self._writer,
             is_claimed=is_claimed,
         )
         self._writers: list[DeltaEpochWriter] = []
@@ -308,7 +309,9 @@ class DeltaLake:
         The state is that of the last read or commit.
         """
         raw = self.raw_tables.loaded.get(table)
-        return frozenset() if raw is None else await self.jobs.run(raw.files)
+        if raw is None:
+            return frozenset()
+        return await self.raw_tables.of_table(table, self.jobs.run(raw.files))
 
     # --- for the raw tables -----------------------------------------------------------------
 

@@ -49,7 +49,13 @@ from ingestd.lake.delta.log import RESUMES, AcceptTorn, TableLog
 from ingestd.lake.delta.log_files import ensure_readable_log
 from ingestd.lake.delta.reading_limit import ReadingAllowance, ReadingLimit, utc_now
 from ingestd.lake.fencing import WriterIdentity
-from ingestd.lake.store.errors import BusyLogError, is_library_error, storage_fault, storage_faults
+from ingestd.lake.store.errors import (
+    BusyLogError,
+    LogConflictError,
+    is_library_error,
+    storage_fault,
+    storage_faults,
+)
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, IngestdError, TransientError
 from ingestd.ports import Fragment
@@ -292,10 +298,10 @@ class AppendLog(TableLog):
                 return self._done(committed, app_version)
             if failure is not None:
                 raise storage_fault(failure, self.uri) from failure
-            if self._version == known:  # as when two puts conflict (S3: 409)
+            if self._version == known and not self.store.syncs:  # two puts conflict (S3: 409)
                 self._doubt(known + 1)  # the other put may be an earlier attempt of this process
                 what = f"lake table {self.uri}: the store refused a commit though none exists there"
-                raise TransientError(what, reason="storage")
+                raise LogConflictError(what, reason="storage")
         raise self._outrun_error()
 
     def _done(self, committed: int, app_version: int | None) -> int:

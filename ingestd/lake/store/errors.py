@@ -183,6 +183,13 @@ def _removal_remedy(fault: FolderError, uri: str, *, depth: int) -> str:
     return f"move that folder away: mv {shlex.quote(folder)} {beside}"
 
 
+class LogConflictError(TransientError):
+    """Something in a log changed between two steps of one commit: it passes if the log is re-read.
+
+    A writer of the table's folder can cause it again and again: see `RawTables.conflicts_of`.
+    """
+
+
 class BusyLogError(FolderError):
     """Another program commits to a log so often that ours can't follow; nothing is damaged."""
 
@@ -255,9 +262,16 @@ def _by_cause(error: Exception, uri: str) -> IngestdError:
         return _of_store(plain, by_store, uri)
     full = plain[:300]
     reported = _without_values(full) or type(error).__name__
-    if number in _ERRNO_PASSES or isinstance(error, CommitFailedError):
-        # After a conflict the log is read again: what another program wrote is judged there.
+    if number in _ERRNO_PASSES:
         return TransientError(f"lake {uri}: {reported}", reason="storage")
+    if isinstance(error, CommitFailedError):
+        # The log is read again: what another program wrote is judged there.
+        return LogConflictError(f"lake {uri}: {reported}", reason="storage")
+    return _of_contents(full, reported, uri)
+
+
+def _of_contents(full: str, reported: str, uri: str) -> FolderError:
+    """Classify an error about what a folder's files contain; `reported`: what may be shown of it."""
     if _DAMAGED.search(full):
         return DamagedError(
             f"lake {uri}: a data file is damaged: {reported}",

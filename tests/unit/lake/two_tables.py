@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
     from ingestd.lake.fencing import WriterIdentity
     from ingestd.lake.store.store import Store
+    from ingestd.model.schema import Table
 
 GOOD, BAD = rows.make_table("good"), rows.make_table("bad")
 
 
-def log_of(lake: Path) -> Path:
-    """Return the log of the bad table."""
-    return lake / "shop/public/bad/_delta_log"
+def log_of(lake: Path, table: str = "bad") -> Path:
+    """Return the log of a table."""
+    return lake / "shop/public" / table / "_delta_log"
 
 
 class Attempt:
@@ -47,10 +48,13 @@ class Attempt:
         self._record([*(await self.lake.fence()).values()])
         await self.lake.adopt("server")
 
-    async def append(self, lsn: int) -> None:
-        """Commit an epoch with a row of each table, whose id is the LSN."""
+    async def append(self, lsn: int, *, bad: Table | None = BAD) -> None:
+        """Commit an epoch with a row of each table, whose id is the LSN.
+
+        `bad`: the bad table's definition; None if it has no row.
+        """
         writer = self.lake.begin_epoch()
-        for table in (GOOD, BAD):
+        for table in filter(None, (GOOD, bad)):
             try:
                 await writer.append_batch(rows.inserts(table, lsn, lsn))
             except TableError as error:
