@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.read import read_batches
-from ingestd.lake.delta.reading_limit import utc_now
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.fencing import WriterIdentity

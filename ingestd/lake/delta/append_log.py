@@ -47,7 +47,7 @@ from ingestd.lake.delta.commit import (
 from ingestd.lake.delta.conflicts import AppendedByAnotherError, ConflictChecker, ForeignCommitError
 from ingestd.lake.delta.log import RESUMES, AcceptTorn, TableLog
 from ingestd.lake.delta.log_files import ensure_readable_log
-from ingestd.lake.delta.reading_limit import ReadingAllowance, ReadingLimit, utc_now
+from ingestd.lake.delta.reading_limit import ReadingAllowance, ReadingLimit
 from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.store.errors import (
     BusyLogError,
@@ -59,6 +59,7 @@ from ingestd.lake.store.errors import (
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, IngestdError, TransientError
 from ingestd.ports import Fragment
+from ingestd.process.clock import utc_now
 
 REOPEN_EVERY = 20
 ATTEMPTS = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.store.errors import BusyLogError
@@ -46,11 +46,6 @@ class ReadingLimit:
             raise BusyLogError(
                 f"lake table {uri}: too many commits without rows, or too large ones, in a row"
             )
-
-
-def utc_now() -> datetime:
-    """Return the time, as a clock of the lake."""
-    return datetime.now(UTC)
 
 
 class ReadingAllowance:

@@ -271,7 +271,7 @@ def _by_cause(error: Exception, uri: str) -> IngestdError:
 
 
 def _of_contents(full: str, reported: str, uri: str) -> FolderError:
-    """Classify an error about what a folder's files contain; `reported`: what may be shown of it."""
+    """Classify an error about a folder's contents; `reported`: what may be shown of it."""
     if _DAMAGED.search(full):
         return DamagedError(
             f"lake {uri}: a data file is damaged: {reported}",

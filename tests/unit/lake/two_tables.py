@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingestd.lake.delta.reading_limit import utc_now
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.errors import TableError
+from ingestd.process.clock import utc_now
 from tests.unit.lake import rows
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from ingestd.lake.delta.reading_limit import (
     MOST_BETWEEN,
     SECONDS_EACH,
     ReadingAllowance,
-    utc_now,
 )
 from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
 from ingestd.model.errors import FolderError
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
+from ingestd.process.clock import utc_now
 from tests.harness.hostile_folder import add, commit_of, ids_in, newest_version
 from tests.unit.lake.stores import StoreWithoutPut
 from tests.unit.lake.two_tables import BAD, Attempt, log_of
