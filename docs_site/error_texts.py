@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KINDS = {
     "OperatorError": "operator",
     "TransientError": "transient",
+    "LogConflictError": "transient",
     "TableError": "table",
     "TableChangedError": "table, re-read",
     "TableReplacedError": "table, re-read",

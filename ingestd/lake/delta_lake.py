@@ -72,12 +72,12 @@ class DeltaLake:
     `uri`: a local path, file://, or any URI that deltalake reaches with `storage_options`.
     `buffer_bytes`: Arrow bytes of the epoch being filled that are buffered before row groups are
     written. `trimming`: the process's. `durability`: how local files are made durable. `now`: the
-    clock of `committed_at`. `before_commit`: called in a worker thread with "schema.table",
-    "_epochs" or "_tables" before each Delta commit with rows or a position; if it raises, the
-    commit is not made. `writer`: the process, the same for all lakes that it opens in turn.
-    `is_claimed`: whether the caller holds the source's claim; otherwise the lake is read-only, and
-    `open` repairs nothing after a power failure. `calls`: records the calls to the storage.
-    `store`: the files at `uri`, if they are open already.
+    clock of `committed_at`, and of how long a log was quiet. `before_commit`: called in a worker
+    thread with "schema.table", "_epochs" or "_tables" before each Delta commit with rows or a
+    position; if it raises, the commit is not made. `writer`: the process, the same for all lakes
+    that it opens in turn. `is_claimed`: whether the caller holds the source's claim; otherwise the
+    lake is read-only, and `open` repairs nothing after a power failure. `calls`: records the calls
+    to the storage. `store`: the files at `uri`, if they are open already.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class DeltaLake:
                 self.layout.app_id(),
                 self._checkpoint_in_background,
                 writer=self._writer,
+                now=now,
             )
             for folder in (self.layout.epochs, self.layout.tables)
         )
@@ -132,6 +133,7 @@ class DeltaLake:
             jobs=self.jobs,
             new_table=self._new_raw,
             ensure_not_taken_over=self._ensure_not_taken_over,
+            writer=self._writer,
             is_claimed=is_claimed,
         )
         self._writers: list[DeltaEpochWriter] = []
@@ -306,7 +308,9 @@ class DeltaLake:
         The state is that of the last read or commit.
         """
         raw = self.raw_tables.loaded.get(table)
-        return frozenset() if raw is None else await self.jobs.run(raw.files)
+        if raw is None:
+            return frozenset()
+        return await self.raw_tables.of_table(table, self.jobs.run(raw.files))
 
     # --- for the raw tables -----------------------------------------------------------------
 
@@ -319,6 +323,7 @@ class DeltaLake:
             self._checkpoint_in_background,
             writer=self._writer,
             decides=False,
+            now=self.now,
         )
         return RawTable(table, log)
 

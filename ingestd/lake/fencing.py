@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections import Counter
 
 from ingestd.model.errors import OperatorError
 from ingestd.model.lake_state import Notice
 
 SEPARATE = "give one of the two another source name or lake.uri"
+MOST_CONFLICTS = 8
+"""For how many conflicts in one raw table's log a process re-reads the lake: with the pauses in
+between, longer than a store takes to execute a request that it did not answer."""
 _SLOT = re.compile(r"slot '([a-z0-9_]+)'")
 _ROLE = re.compile(r"""\Apolling as role (?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 
@@ -28,6 +32,7 @@ class WriterIdentity:
         self.has_fenced = False
         self._doubtful: dict[str, int] = {}
         self._alleged: set[str] = set()
+        self._conflicts: Counter[str] = Counter()
 
     def doubt(self, folder: str, version: int) -> None:
         """Record that a failed commit of this version of a log may still appear."""
@@ -46,6 +51,11 @@ class WriterIdentity:
         is_first = folder not in self._alleged
         self._alleged.add(folder)
         return is_first
+
+    def may_reread(self, folder: str) -> bool:
+        """Count a conflict in this raw table's log; return whether the lake is re-read for it."""
+        self._conflicts[folder] += 1
+        return self._conflicts[folder] <= MOST_CONFLICTS
 
     def forget_allegations_after(self, signed: str | None) -> None:
         """Let alleged takeovers count as first ones again if another wrote `_epochs` last."""

@@ -12,12 +12,19 @@ from typing import TypeVar
 
 from ingestd.lake.delta.conflicts import AllegedTakeoverError
 from ingestd.lake.epochs_table import EpochTable
+from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.layout import Layout
 from ingestd.lake.opening import notices_of, refuse_foreign, torn_commit_error
 from ingestd.lake.raw_table import RawTable, RowRange
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.schema_evolution import type_text
-from ingestd.lake.store.errors import storage_faults, table_fault, unreadable
+from ingestd.lake.store.errors import (
+    BusyLogError,
+    LogConflictError,
+    storage_faults,
+    table_fault,
+    unreadable,
+)
 from ingestd.lake.store.store import Store, linked
 from ingestd.lake.table_folders import raw_tables
 from ingestd.lake.threads import WorkerThreads
@@ -38,8 +45,8 @@ class RawTables:
     `loaded`: those that can be used. `damaged`: those that can't, each with its fault. `unlisted`:
     rows beyond the last epoch, which the next one must list. `epochs`, `registry`: the lake's own
     tables, loaded before these. `jobs`: threads for blocking work. `new_table`: builds a table that
-    is not loaded. `ensure_not_taken_over`: raises if `_epochs` shows a takeover. `is_claimed`: see
-    `ingestd.lake.delta_lake.DeltaLake`.
+    is not loaded. `ensure_not_taken_over`: raises if `_epochs` shows a takeover. `writer` and
+    `is_claimed`: see `ingestd.lake.delta_lake.DeltaLake`.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class RawTables:
         jobs: WorkerThreads,
         new_table: Callable[[TableId], RawTable],
         ensure_not_taken_over: Callable[[], Awaitable[None]],
+        writer: WriterIdentity,
         is_claimed: bool,
     ) -> None:
         self._store = store
@@ -61,6 +69,7 @@ class RawTables:
         self._jobs = jobs
         self._new_table = new_table
         self._ensure_not_taken_over = ensure_not_taken_over
+        self._writer = writer
         self._is_claimed = is_claimed
         self._reading_lock = asyncio.Lock()
         self._ends: dict[TableId, Lsn] = {}
@@ -96,11 +105,27 @@ class RawTables:
         If the folder's log alleges a takeover, `_epochs` is asked first: raise as it does.
         """
         try:
-            return await work
+            with self.conflicts_of(table):
+                return await work
         except FolderError as error:
             if isinstance(error, AllegedTakeoverError):
                 await self._ensure_not_taken_over()
             raise self.set_damaged(table, error) from error
+
+    @contextmanager
+    def conflicts_of(self, table: TableId) -> Iterator[None]:
+        """Raise a conflict in a raw table's log as its folder's fault, unless it is the store's.
+
+        On a local file system only other programs cause it. In an object store it may be an earlier
+        request of this process, so the lake is re-read, but not without end. Either way the files
+        of the commit remain: it may still arrive.
+        """
+        try:
+            yield
+        except LogConflictError as error:
+            if not self._store.syncs and self._writer.may_reread(self._layout.raw(table)):
+                raise
+            raise BusyLogError(error.what) from error
 
     def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
         """Return the fault as the table's; the table is re-read before its next use."""
@@ -112,7 +137,7 @@ class RawTables:
     def faults_of(self, table: TableId) -> Iterator[None]:
         """Raise a fault of a raw table's folder as that table's fault (I8)."""
         try:
-            with unreadable(self._store.uri(self._layout.raw(table))):
+            with self.conflicts_of(table), unreadable(self._store.uri(self._layout.raw(table))):
                 yield
         except FolderError as error:
             raise self.set_damaged(table, error) from error
@@ -235,7 +260,7 @@ class RawTables:
 
         def attempt(raw: RawTable) -> T | FolderError:
             try:
-                with unreadable(raw.log.uri):
+                with self.conflicts_of(raw.id), unreadable(raw.log.uri):
                     return work(raw)
             except FolderError as error:
                 return error

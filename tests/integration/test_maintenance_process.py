@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ingestd.failpoints import VARIABLE
 from ingestd.lake.maintenance.compaction import MaintenancePolicy
 from ingestd.lake.maintenance.process import MaintenanceProcess
-from ingestd.model.errors import TransientError
+from ingestd.model.errors import OperatorError, TransientError
 from tests.unit.lake.maintenance.test_compaction import FOLDER, POLICY, expected, filled, ids, live
 
 
@@ -52,6 +53,40 @@ async def test_isolated_damage_is_reported_while_other_tables_continue(tmp_path:
     assert told["public.a"].error is not None
     assert told["_epochs"].joined_files == 20
     assert len(live(tmp_path)) == 20
+
+
+async def told_by(made: MaintenanceProcess) -> list[tuple[str, bool]]:
+    """Return the tables in their order, and whether each was maintained."""
+    return [(t.table, t.error is None) async for t in made.run(joins=True, cleans=True)]
+
+
+@pytest.mark.attack("lake writer")
+async def test_isolated_a_table_that_ends_the_process_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it took more memory than there is."""
+    lake = await filled(tmp_path)
+    await lake.close()
+    monkeypatch.setenv(VARIABLE, "maintenance.write.before=crash")  # where files are joined
+    made = MaintenanceProcess(str(tmp_path), "shop", POLICY)
+    assert await told_by(made) == [("_epochs", False), ("_tables", True), ("public.a", False)]
+    assert await told_by(made) == [("_tables", True), ("_epochs", False), ("public.a", False)]
+    monkeypatch.delenv(VARIABLE)
+    assert await told_by(made) == [("_tables", True), ("_epochs", True), ("public.a", True)]
+
+
+@pytest.mark.attack("lake writer")
+async def test_isolated_a_table_that_takes_too_long_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = await filled(tmp_path)
+    await lake.close()
+    monkeypatch.setenv(VARIABLE, "maintenance.write.before=delay:60")
+    made = MaintenanceProcess(str(tmp_path), "shop", POLICY, silent_limit_s=10.0)
+    [told] = [table async for table in made.run(joins=True, cleans=True, only={"public.a"})]
+    assert isinstance(told.error, OperatorError)
+    assert "source shop: maintenance of public.a took over 10 s" in told.error.what
+    assert f"mv {tmp_path / FOLDER}" in str(told.error.remedy)
 
 
 async def test_a_lake_that_cannot_be_listed_is_reported_verbatim(tmp_path: Path) -> None:

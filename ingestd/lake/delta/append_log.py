@@ -19,6 +19,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import pyarrow as pa
 from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
@@ -44,21 +45,25 @@ from ingestd.lake.delta.commit import (
     commit_text,
 )
 from ingestd.lake.delta.conflicts import AppendedByAnotherError, ConflictChecker, ForeignCommitError
-from ingestd.lake.delta.log import RESUMES, AcceptTorn, ReadingLimit, TableLog
-from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log
+from ingestd.lake.delta.log import RESUMES, AcceptTorn, TableLog
+from ingestd.lake.delta.log_files import ensure_readable_log
+from ingestd.lake.delta.reading_limit import ReadingAllowance, ReadingLimit
 from ingestd.lake.fencing import WriterIdentity
-from ingestd.lake.store.errors import is_library_error, storage_fault, storage_faults
+from ingestd.lake.store.errors import (
+    BusyLogError,
+    LogConflictError,
+    is_library_error,
+    storage_fault,
+    storage_faults,
+)
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, IngestdError, TransientError
 from ingestd.ports import Fragment
+from ingestd.process.clock import utc_now
 
 REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when commits without data (OPTIMIZE) by others get in between."""
-MOST_BETWEEN = 256
-"""Maximum number of commits by others that are read for one commit. The epoch waits meanwhile: on a
-disk each of them takes an fsync, in a store a request."""
-MOST_BETWEEN_BYTES = 2 * MOST_COMMIT_BYTES
 
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
@@ -80,6 +85,7 @@ class AppendLog(TableLog):
 
     `run_in_background`: see `CheckpointSchedule`; the next append raises the error of a checkpoint.
     `writer`: the process that commits; by default a new identity. `decides`: see `ConflictChecker`.
+    `now`: see `ReadingAllowance`.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class AppendLog(TableLog):
         *,
         writer: WriterIdentity | None = None,
         decides: bool = True,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         super().__init__(store, folder, app_id)
         self._writer = writer or WriterIdentity()
@@ -100,6 +107,7 @@ class AppendLog(TableLog):
             every=CHECKPOINT_EVERY if store.syncs else CHECKPOINT_INTERVAL,
             run_in_background=run_in_background,
         )
+        self._allowance = ReadingAllowance(now)
         self._commits = 0
         self._last_put = (-1, "")
         """The newest version that this object put, and its token."""
@@ -108,6 +116,7 @@ class AppendLog(TableLog):
         """Read the newest version, by any writer; see `TableLog.load`."""
         self._last_put = (-1, "")
         super().load(accept_torn)
+        self._allowance.note_current()
 
     def ensure_unreplaced(self) -> None:
         """Raise ReplacedError if the commit that the next one would follow is missing.
@@ -248,7 +257,7 @@ class AppendLog(TableLog):
     def ensure_latest(self) -> None:
         """Raise as an append would if another ingestd has committed since; commit nothing."""
         if self.exists:
-            self._read_intervening(uuid.uuid4().hex, None, _between())
+            self._read_intervening(uuid.uuid4().hex, None, self._allowance.limit())
 
     # --- appends without a handle -----------------------------------------------------------
 
@@ -265,7 +274,7 @@ class AppendLog(TableLog):
         token = uuid.uuid4().hex
         stamps = self._stamps(token, resume, is_fence=is_fence)
         content = commit_text(fragments, stamps, self._app_transactions(app_version))
-        limit = _between()
+        limit = self._allowance.limit()
         for _ in range(ATTEMPTS):
             self.ensure_writable()
             failure: OSError | None = None
@@ -290,14 +299,15 @@ class AppendLog(TableLog):
                 return self._done(committed, app_version)
             if failure is not None:
                 raise storage_fault(failure, self.uri) from failure
-            if self._version == known:  # as when two puts conflict (S3: 409)
+            if self._version == known and not self.store.syncs:  # two puts conflict (S3: 409)
                 self._doubt(known + 1)  # the other put may be an earlier attempt of this process
                 what = f"lake table {self.uri}: the store refused a commit though none exists there"
-                raise TransientError(what, reason="storage")
+                raise LogConflictError(what, reason="storage")
         raise self._outrun_error()
 
     def _done(self, committed: int, app_version: int | None) -> int:
         self._table = None
+        self._allowance.note_current()
         if app_version is not None:
             self._app_version, self._knows_app_version = app_version, True
         self.checkpoints.write_if_due(committed, self.uri, self.checkpoint)
@@ -330,6 +340,7 @@ class AppendLog(TableLog):
                 is_changed |= commit.alters
         finally:  # ours follow them
             self._sync(*range(known + 1, self._version + 1))
+        self._allowance.note_current()
         if self._version > known:
             self._table = None
         if is_changed:
@@ -401,7 +412,7 @@ class AppendLog(TableLog):
     def _commit(self, attempt: Callable[[str], None]) -> int:
         if self.store.syncs:
             self.ensure_unreplaced()
-        token, limit = uuid.uuid4().hex, _between()
+        token, limit = uuid.uuid4().hex, self._allowance.limit()
         for _ in range(ATTEMPTS):
             with storage_faults(self.uri):
                 # deltalake reads what other programs put there, and writes through a link
@@ -422,6 +433,7 @@ class AppendLog(TableLog):
             committed = self._read_since(expected, token, failure, limit)
             if committed is not None:
                 self._sync(committed)
+                self._allowance.note_current()
                 return committed
             if failure is None or self._version < expected:
                 # Nothing came between: the failure is the storage's own.
@@ -433,9 +445,8 @@ class AppendLog(TableLog):
             self._writer.doubt(self.folder, version)
 
     def _outrun_error(self) -> FolderError:
-        return FolderError(
-            f"lake table {self.uri}: another commit came first {ATTEMPTS} times in a row",
-            remedy="run OPTIMIZE, VACUUM and ALTER on it less often",
+        return BusyLogError(
+            f"lake table {self.uri}: another commit came first {ATTEMPTS} times in a row"
         )
 
     def _read_since(
@@ -470,10 +481,6 @@ class AppendLog(TableLog):
             self._table.update_incremental()  # the log was checked just before the commit
         self._version = self._table.version()
         self._read_state()
-
-
-def _between() -> ReadingLimit:
-    return ReadingLimit(MOST_BETWEEN, MOST_BETWEEN_BYTES)
 
 
 def _add(fragment: Fragment) -> AddAction:

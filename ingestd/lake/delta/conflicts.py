@@ -7,6 +7,7 @@ import pyarrow as pa
 from ingestd.lake.delta.commit import Commit, CommitAuthor
 from ingestd.lake.delta.log import TableLog, arrow_schema
 from ingestd.lake.fencing import WriterIdentity
+from ingestd.lake.store.errors import LogConflictError
 from ingestd.model.errors import FolderError, OperatorError, TransientError
 
 
@@ -53,7 +54,7 @@ class ConflictChecker:
             if not is_own:
                 raise self._intruder_error(log, version, commit)
         if is_others and is_own:
-            raise TransientError(
+            raise LogConflictError(
                 f"lake table {log.uri}: a commit that had failed appeared after all, as version"
                 f" {version}",
                 reason="storage",

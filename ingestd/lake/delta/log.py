@@ -21,6 +21,7 @@ from ingestd.lake.delta.commit import (
     read_commit,
 )
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
+from ingestd.lake.delta.reading_limit import ReadingLimit
 from ingestd.lake.delta.table_features import NotWritableError, Obstacle, TableTraits, find_obstacle
 from ingestd.lake.delta.torn_files import set_aside_torn
 from ingestd.lake.schema_evolution import lost_fields
@@ -34,36 +35,8 @@ _MOST_REPAIRS = 2
 RESUMES = "ingestd.resumes"
 """Table property: commits of this table may carry resume texts; without it none is searched."""
 
-MOST_BACK = 10_000
-"""Maximum number of commits that are searched back from the newest. Each start of a daemon may have
-added one without data to a table that has no changes."""
-MOST_BACK_BYTES = 4 * MOST_COMMIT_BYTES
 MOST_VERSION = 1 << 48
 """Higher versions are not believed: those that follow must fit in the 64 bits of `_epochs`."""
-
-
-@dataclass(slots=True)
-class ReadingLimit:
-    """How many commits, and bytes of them, are still read before the table stops.
-
-    All tables of a source wait for the reading of one.
-    """
-
-    commits: int
-    nbytes: int
-
-    def spend(self, nbytes: int, uri: str) -> None:
-        """Count a commit before it is read. Raise FolderError beyond the limit.
-
-        A single commit that is too large is refused where it is read.
-        """
-        self.commits -= 1
-        self.nbytes -= min(nbytes, MOST_COMMIT_BYTES)
-        if self.commits < 0 or self.nbytes < 0:
-            raise FolderError(
-                f"lake table {uri}: too many commits without rows, or too large ones, in a row",
-                remedy="stop the program that commits there, and put the folder back from a copy",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +163,7 @@ class TableLog:
 
     def _back(self, version: int) -> Iterator[tuple[int, Commit]]:
         """Yield the commits from that version back to the oldest that the log has."""
-        limit = ReadingLimit(MOST_BACK, MOST_BACK_BYTES)
+        limit = ReadingLimit.of_search()
         while (nbytes := self.commit_bytes(version)) is not None:
             limit.spend(nbytes, self.uri)
             yield version, self._commit_at(version)

@@ -22,9 +22,8 @@ from ingestd.lake.delta.log_files import (
     MOST_POINTER_VALUES,
     POINTER,
 )
-from ingestd.lake.store.errors import storage_faults, truncated_log_error
+from ingestd.lake.store.errors import LogConflictError, storage_faults, truncated_log_error
 from ingestd.lake.store.store import Store
-from ingestd.model.errors import TransientError
 from ingestd.model.recorded import RecordError, TruncatedRecordError, read_json
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -66,7 +65,7 @@ def set_aside_torn(
                 accept_torn(version)
                 if _content(log.store, f"{path}/{commits[-1]}") != content:
                     what = f"lake table {log.uri}: commit {version} changed while it was checked"
-                    raise TransientError(what, reason="claimed")
+                    raise LogConflictError(what, reason="claimed")
                 found.append(commits[-1])
         if newest is None and not found:
             found = _torn_checkpoint(log, path, names)

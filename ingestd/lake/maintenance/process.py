@@ -5,7 +5,12 @@ at the lowest priority, with one thread each for CPU and reading, and its memory
 ends. It ends when its standard input does, so it does not outlive the daemon. It may be killed at
 any step (see `ingestd.lake.maintenance.compaction`).
 
-It receives the order as one line of JSON, and writes one line for each table.
+It receives the order as one line of JSON, and writes one line before and one after each table.
+
+A table may take too long, or more memory than there is: a small file can have 200 million rows. So
+the fault is the table's at which the process ends, and another one continues with the others. If
+that happens again at once, it may be due to the storage or the machine, so the rest waits for the
+next run. There such tables come last, those that ended a process longest ago first.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import IO, Any
 
@@ -41,9 +46,23 @@ from ingestd.ports import MaintainedTable
 from ingestd.process.python_command import module_environment, python_command
 
 SILENT_LIMIT_S = 3600.0
-"""Limit for one table, after which the storage counts as hung."""
+"""Limit for one table, after which its process is killed."""
+MOST_ENDED = 2
+"""Processes that end at a table, without one that is done in between, before a run ends."""
+_BEGINS = "begins"
+_Entry = tuple[str, str, bool]
+"""A table's name and folder, and whether its files are joined."""
 MOST_OUTPUT_CHARS = 500
 _LINE_BYTES = 1 << 20
+
+
+class _EndedError(Exception):
+    """The process ended before its work was done. `how`: continues "maintenance of a table"."""
+
+    def __init__(self, how: str, *, is_slow: bool = False) -> None:
+        super().__init__(how)
+        self.how = how
+        self.is_slow = is_slow
 
 
 class MaintenanceProcess:
@@ -57,8 +76,11 @@ class MaintenanceProcess:
         *,
         storage_options: Mapping[str, str] | None = None,
         references: Collection[str] = (),
+        silent_limit_s: float = SILENT_LIMIT_S,
     ) -> None:
         self._uri = uri
+        self._silent_limit_s = silent_limit_s
+        self._ended_at: list[str] = []
         self._references = sorted(references)
         self._source = source
         self._policy = policy
@@ -69,7 +91,7 @@ class MaintenanceProcess:
         self, *, joins: bool, cleans: bool, only: Collection[str] | None = None
     ) -> AsyncGenerator[MaintainedTable, None]:
         """Run the process and yield its results. Closing the generator kills it."""
-        order = {
+        order: dict[str, Any] = {
             "uri": self._uri,
             "storage_options": dict(self._storage_options or {}),
             "source": self._source,
@@ -81,10 +103,43 @@ class MaintenanceProcess:
             "references": self._references,
             "only": None if only is None else sorted(only),
         }
-        with tempfile.TemporaryFile() as complaints:
-            async with aclosing(self._lines(order, complaints)) as lines:
-                async for line in lines:
-                    yield _maintained_table(json.loads(line))
+        done: set[str] = set()
+        ended = 0
+        while ended < MOST_ENDED:
+            at: Mapping[str, Any] = {}
+            order |= {"done": sorted(done), "last": self._ended_at}
+            try:
+                with tempfile.TemporaryFile() as complaints:
+                    async with aclosing(self._lines(order, complaints)) as lines:
+                        async for text in lines:
+                            line = json.loads(text)
+                            at = line if _BEGINS in line else {}
+                            if not at:
+                                ended = 0
+                                self._note_done(line["table"], done)
+                                yield _maintained_table(line)
+            except _EndedError as error:
+                fault = self._fault(error, at.get(_BEGINS, "the lake"), at.get("remedy"))
+                if not at:
+                    raise fault from error
+                ended += 1
+                self._note_done(at[_BEGINS], done)
+                self._ended_at.append(at[_BEGINS])
+                yield MaintainedTable(table=at[_BEGINS], error=fault)
+            else:
+                return
+
+    def _note_done(self, table: str, done: set[str]) -> None:
+        done.add(table)
+        if table in self._ended_at:
+            self._ended_at.remove(table)
+
+    def _fault(self, error: _EndedError, table: str, remedy: str | None) -> IngestdError:
+        """Return the fault of the table at which a process ended; `remedy`: if it was slow."""
+        what = f"source {self._source}: maintenance of {table} {error.how}"
+        if error.is_slow:
+            return OperatorError(what, remedy=remedy)
+        return TransientError(what, reason="maintenance")
 
     async def _lines(
         self, order: Mapping[str, Any], complaints: IO[bytes]
@@ -112,21 +167,16 @@ class MaintenanceProcess:
         if code != 0:
             complaints.seek(0)
             last_line = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
-            raise TransientError(
-                f"source {self._source}: maintenance of the lake ended with code {code}: "
-                f"{last_line[:MOST_OUTPUT_CHARS] or 'no error output (killed for its memory?)'}",
-                reason="maintenance",
-            )
+            last_line = last_line[:MOST_OUTPUT_CHARS] or "no error output (killed for its memory?)"
+            raise _EndedError(f"ended with code {code}: {last_line}")
 
     async def _line(self, lines: asyncio.StreamReader) -> bytes:
         try:
-            async with asyncio.timeout(SILENT_LIMIT_S):
+            async with asyncio.timeout(self._silent_limit_s):
                 return await lines.readline()
         except TimeoutError as error:
-            raise TransientError(
-                f"source {self._source}: maintenance of a table took over {SILENT_LIMIT_S:g} s",
-                reason="maintenance",
-            ) from error
+            took = f"took over {self._silent_limit_s:g} s, and was ended"
+            raise _EndedError(took, is_slow=True) from error
 
 
 def _maintained_table(line: Mapping[str, Any]) -> MaintainedTable:
@@ -158,14 +208,18 @@ def main() -> None:
     _lower_priority()
     code = 0
     try:
-        for line in maintain(order):
-            sys.stdout.write(f"{json.dumps(line)}\n")
-            sys.stdout.flush()
+        for line in maintain(order, _write_line):
+            _write_line(line)
     except IngestdError as error:  # of the lake, not of one table
         code = 1
         sys.stderr.write(f"{' '.join(error.what.split())}\n")
         sys.stderr.flush()
     os._exit(code)  # a thread may be blocked in the storage
+
+
+def _write_line(line: Mapping[str, Any]) -> None:
+    sys.stdout.write(f"{json.dumps(line)}\n")
+    sys.stdout.flush()
 
 
 def _send_failpoint(point: str, action: str, time: int) -> None:
@@ -187,16 +241,29 @@ def _lower_priority() -> None:
     pa.set_io_thread_count(1)
 
 
-def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Carry out an order; yield a line for each table: the result or the error."""
+def _ignore(_line: Mapping[str, Any]) -> None:
+    """Ignore which table begins."""
+
+
+def maintain(
+    order: Mapping[str, Any], begin: Callable[[Mapping[str, Any]], None] = _ignore
+) -> Iterator[dict[str, Any]]:
+    """Carry out an order; yield a line for each table: the result or the error.
+
+    `begin`: called with a line before each table: its name, and the remedy if it takes too long.
+    """
     store = open_store(order["uri"], order["storage_options"] or None)
     read_lake_id(store)
     policy = MaintenancePolicy(order["target_bytes"], order["retention_s"])
     layout = Layout(order["source"])
-    for name, folder, joins in tables_of(store, layout, order["references"]):
+    every = tables_of(store, layout, order["references"])
+    for name, folder, joins in _in_order(every, order.get("last", ())):
         if order["only"] is not None and name not in order["only"]:
             continue
+        if name in order.get("done", ()):
+            continue
         uri = store.uri(folder)
+        begin({_BEGINS: name, "remedy": _remedy(FolderError(""), layout, folder, uri)})
         table = TableMaintenance(store, folder, policy, now_s=time.time(), began_s=order["began_s"])
         try:
             with storage_faults(uri):
@@ -213,6 +280,17 @@ def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"table": name, "error": error.what, "remedy": remedy, "passes": passes}
         else:
             yield {"table": name, **_line(done, knows_small=joins)}
+
+
+def _in_order(tables: Iterator[_Entry], last: Sequence[str]) -> Iterator[_Entry]:
+    """Yield those named in `last` after all others, in its order."""
+    later: dict[str, _Entry] = {}
+    for table in tables:
+        if table[0] in last:
+            later[table[0]] = table
+        else:
+            yield table
+    yield from (later[name] for name in last if name in later)
 
 
 def _refusal(link: str) -> dict[str, Any]:
@@ -248,9 +326,7 @@ def _line(done: MaintenanceResult, *, knows_small: bool) -> dict[str, Any]:
     }
 
 
-def tables_of(
-    store: Store, layout: Layout, references: Collection[str]
-) -> Iterator[tuple[str, str, bool]]:
+def tables_of(store: Store, layout: Layout, references: Collection[str]) -> Iterator[_Entry]:
     """Yield each table's name, its folder, and whether its files are joined.
 
     Only tables that `_tables` lists, and in `_ref` also those in `references`: others may not be

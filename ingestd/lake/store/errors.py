@@ -144,7 +144,8 @@ def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> Ta
     moved = _removal_remedy(fault, uri, depth=3)
     then = f" && {again}" if ": " in moved else f"; then: {again}"
     right = _repair_remedy(fault, uri)
-    return TableError(table, fault.what, remedy=f"{right}, or {moved}{then}")
+    either = f"; then: {again}; or " if isinstance(fault, BusyLogError) else ", or "
+    return TableError(table, fault.what, remedy=f"{right}{either}{moved}{then}")
 
 
 def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
@@ -160,6 +161,8 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
 def _repair_remedy(fault: FolderError, uri: str) -> str:
     if isinstance(fault, LinkError):
         return fault.allowed()
+    if isinstance(fault, BusyLogError):
+        return str(fault.remedy)
     undo = fault.undo if isinstance(fault, FeatureError) else ""
     return f"repair {uri}" + (f" (in Spark: {undo})" if undo else "")
 
@@ -178,6 +181,20 @@ def _removal_remedy(fault: FolderError, uri: str, *, depth: int) -> str:
     if isinstance(fault, LinkError):
         return f"move that link away: mv {shlex.quote(fault.link)} {beside}"
     return f"move that folder away: mv {shlex.quote(folder)} {beside}"
+
+
+class LogConflictError(TransientError):
+    """Something in a log changed between two steps of one commit: it passes if the log is re-read.
+
+    A writer of the table's folder can cause it again and again: see `RawTables.conflicts_of`.
+    """
+
+
+class BusyLogError(FolderError):
+    """Another program commits to a log so often that ours can't follow; nothing is damaged."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, remedy="have the program that commits there do so less often")
 
 
 @contextmanager
@@ -245,9 +262,16 @@ def _by_cause(error: Exception, uri: str) -> IngestdError:
         return _of_store(plain, by_store, uri)
     full = plain[:300]
     reported = _without_values(full) or type(error).__name__
-    if number in _ERRNO_PASSES or isinstance(error, CommitFailedError):
-        # After a conflict the log is read again: what another program wrote is judged there.
+    if number in _ERRNO_PASSES:
         return TransientError(f"lake {uri}: {reported}", reason="storage")
+    if isinstance(error, CommitFailedError):
+        # The log is read again: what another program wrote is judged there.
+        return LogConflictError(f"lake {uri}: {reported}", reason="storage")
+    return _of_contents(full, reported, uri)
+
+
+def _of_contents(full: str, reported: str, uri: str) -> FolderError:
+    """Classify an error about a folder's contents; `reported`: what may be shown of it."""
     if _DAMAGED.search(full):
         return DamagedError(
             f"lake {uri}: a data file is damaged: {reported}",
