@@ -94,8 +94,9 @@ def _stated(header: dict[int, Any]) -> tuple[int, int]:
 
 
 def _headers(source: pa.NativeFile, chunk: Any, take: Take) -> Iterator[dict[int, Any]]:  # noqa: ANN401
-    at = chunk.dictionary_page_offset or chunk.data_page_offset
-    if not 0 < at <= chunk.data_page_offset:
+    values = chunk.data_page_offset  # 0 without any value
+    at = chunk.dictionary_page_offset or values
+    if at < 0 or 0 < values < at:
         msg = "a column whose dictionary is not before its values"
         raise ValueError(msg)
     end = at + chunk.total_compressed_size
