@@ -139,6 +139,8 @@ class SizedCheckpoint:
         seen = 0
         for batch in self._read(name, group, _FIRST_ROWS, as_references=True):
             for column in _innermost(batch):
+                if not pa.types.is_dictionary(column.type):
+                    return _VALUE_BYTES  # decimals
                 if len(column.dictionary):
                     return int(pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
             seen += batch.num_rows
@@ -202,7 +204,9 @@ def _innermost(batch: pa.RecordBatch) -> Iterator[pa.Array]:
             yield array
 
 
-def _referred_bytes(array: pa.DictionaryArray) -> int:
+def _referred_bytes(array: pa.Array) -> int:
+    if not pa.types.is_dictionary(array.type):
+        return int(array.nbytes)  # decimals
     lengths = pc.binary_length(array.dictionary).cast(pa.int64())
     return int(pc.sum(lengths.take(array.indices)).as_py() or 0)
 

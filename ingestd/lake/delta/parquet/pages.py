@@ -115,11 +115,11 @@ def _headers(source: pa.NativeFile, chunk: Any, take: Take) -> Iterator[dict[int
                 raise
             continue
         packed, nbytes, (values, _) = header[_PACKED], header[_UNPACKED], _stated(header)
-        if min(packed, nbytes, values) < 0:
-            msg = "a negative number"
+        at = from_ + length
+        if min(packed, nbytes, values, end - at - packed) < 0:
+            msg = "a page that is not in its column, or of a negative size"
             raise ValueError(msg)
         take(values, nbytes)
-        at = from_ + length
         as_is = _uncompressed_bytes(header)
         if codec is not None and as_is < packed:
             content = source.read_at(packed - as_is, at + as_is)
