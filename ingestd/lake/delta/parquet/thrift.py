@@ -29,10 +29,13 @@ class Structures:
     def __init__(self, content: bytes, most_bytes: int) -> None:
         self._content = content
         self._left = most_bytes
+        self.columns: list[dict[int, Any]] = []
+        """Structures of lists that are in structures of a list, as columns in row groups are."""
 
     def read(self, at: int, depth: int = 0, lists: int = 0) -> tuple[dict[int, Any], int]:
-        """Return the numbers and structures in a structure by field id, and where it ends.
+        """Return the fields of a structure by id, and where it ends.
 
+        These are its numbers and structures, and how many values its lists have.
         Raise IndexError if it is truncated, ValueError if it is damaged or too large.
         """
         if depth > _MOST_DEPTH:
@@ -59,6 +62,8 @@ class Structures:
             elif kind <= _FALSE:
                 found[field] = kind == _TRUE
             else:
+                if kind == _LIST:
+                    found[field] = self._count(at)[0]
                 at = self._skip(kind, at, depth + 1, lists)
         return found, at + 1
 
@@ -75,19 +80,25 @@ class Structures:
             return at + nbytes
         if kind == _STRUCT:
             self._take(_STRUCT_BYTES if lists <= _OUTER else _INNER_BYTES)
-            return self.read(at, depth, lists)[1]
+            found, at = self.read(at, depth, lists)
+            if lists == _OUTER:
+                self.columns.append(found)
+            return at
         if kind not in {_LIST, _SET}:  # a map; Parquet has none
             msg = f"a value of the type {kind}"
             raise ValueError(msg)
         head = self._content[at]
-        count, at = head >> 4, at + 1
-        if count == 15:  # noqa: PLR2004 - the number follows
-            count, at = self._varint(at)
+        count, at = self._count(at)
         if count > len(self._content) - at:
             raise IndexError
         for _ in range(count):
             at = self._skip(head & 15, at, depth + 1, lists + 1)
         return at
+
+    def _count(self, at: int) -> tuple[int, int]:
+        """Return how many values a list has, and where they begin."""
+        count = self._content[at] >> 4
+        return (count, at + 1) if count < 15 else self._varint(at + 1)  # noqa: PLR2004 - it follows
 
     def _take(self, nbytes: int) -> None:
         self._left -= nbytes

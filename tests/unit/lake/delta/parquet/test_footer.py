@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -104,3 +106,33 @@ def test_an_ordinary_footer_is_read(tmp_path: Path, columns: int) -> None:
 def test_what_is_no_parquet_file_is_refused_by_pyarrow(content: bytes) -> None:
     with pytest.raises(pa.ArrowInvalid, match=re.compile("parquet", re.IGNORECASE)):
         read_metadata(pa.BufferReader(content), "f")
+
+
+CHANGED = r"""
+import pyarrow as pa, pyarrow.parquet as pq
+from ingestd.lake.delta.data_files import DataFileReader
+from ingestd.lake.delta.log_nesting import ensure_shallow_parquet
+from ingestd.lake.delta.log_room import Room
+sink = pa.BufferOutputStream()
+pq.write_table(pa.table({"n": [1, 2], "v": [["a"], ["b"]]}), sink, store_schema=False)
+content = sink.getvalue().to_pybytes()
+begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+for at in range(begin, len(content) - 8):
+    for byte in (0, 1, 0x7F, 0xFF, content[at] ^ 2, content[at] ^ 16):
+        changed = pa.BufferReader(content[:at] + bytes([byte]) + content[at + 1 :])
+        for read in (
+            lambda: ensure_shallow_parquet(changed, "p", Room()),
+            lambda: list(DataFileReader(changed, "p").batches()),
+        ):
+            try:
+                read()
+            except (OSError, ValueError, TypeError, KeyError, MemoryError, pa.ArrowException):
+                pass
+"""
+
+
+def test_no_footer_ends_the_process() -> None:
+    """As pyarrow does for a column whose sizes or codec no file has, as soon as it is looked at."""
+    command = [sys.executable, "-c", CHANGED]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
