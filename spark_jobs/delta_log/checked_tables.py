@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from ingestd.lake.delta.commit import statistics_of
-from ingestd.lake.delta.log_files import ensure_readable_log
+from ingestd.lake.delta.log_files import SIDECARS, ensure_readable_log
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.store.plain_files import LOG
 from spark_jobs.delta_log.commits import delta_log, snapshot_of
@@ -41,6 +41,7 @@ from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class, option
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from ingestd.lake.store.paths import FolderEntry
     from ingestd.lake.store.store import Store
 
 _OWN_NAME = r"\A" + OWN_FILE.pattern.removesuffix(r"\Z") + r"\z"
@@ -57,16 +58,23 @@ class CheckedTables:
     """
 
     _judged: dict[str, Any] = field(default_factory=dict)
-    _checkpoints: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    _checkpoints: dict[str, frozenset[FolderEntry]] = field(default_factory=dict)
 
     def ensure_readable(self, store: Store, folder: str) -> None:
         """Raise OddFileError if Delta can't read a log, by the daemon's own check of logs.
 
         (A checkpoint that is nested too deep overflows the stack of a task, which ends the JVM.)
-        Delta refuses deep commits itself, so a log is checked again only for a new checkpoint.
+        Delta refuses deep commits itself, so a log is checked again only if a checkpoint or a
+        sidecar is new or was replaced.
         """
-        entries = store.entries(f"{folder}/{LOG}", "")
-        found = frozenset((e.name, e.size_bytes) for e in entries if ".checkpoint." in e.name)
+        log = f"{folder}/{LOG}"
+        entries = store.entries(log, "")
+        if any(entry.name == SIDECARS for entry in entries):  # a store without folders lists these
+            inside = store.entries(f"{log}/{SIDECARS}", "")
+            entries += [replace(entry, name=f"{SIDECARS}/{entry.name}") for entry in inside]
+        found = frozenset(
+            e for e in entries if ".checkpoint." in e.name or e.name.startswith(f"{SIDECARS}/")
+        )
         if self._checkpoints.get(folder) != found:
             ensure_readable_log(store, folder)
             self._checkpoints[folder] = found

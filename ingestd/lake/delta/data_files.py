@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingestd.lake.delta.arrow_types import plain
+from ingestd.lake.delta.parquet.footer import read_metadata
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.store import Store
@@ -29,8 +30,6 @@ from ingestd.lake.store.store import Store
 BATCH_ROWS = 1 << 15
 BATCH_BYTES = 16 << 20
 """Limits of a batch: at most this many rows, and fewer if they are large."""
-MOST_FOOTER_BYTES = 64 << 20
-"""1,600 columns in 80 row groups, which is a file of 1 GB, take 19 MB."""
 MOST_FIXED_BYTES = 128 << 20
 MOST_TEXT_BYTES = 1 << 30
 """Of a column in a row group, decompressed, if that is over DENSE times its size in the file. A
@@ -78,8 +77,7 @@ class DataFileReader:
         self._nbytes = source.size()
         self._decoded_bytes = 0
         self._most_bytes = max(most_bytes, MOST_RATIO * self._nbytes)
-        self._ensure_footer()
-        self.metadata: Any = pq.read_metadata(source)
+        self.metadata: Any = read_metadata(source, path)
         self._ensure_rows(rows)
         groups = (self.metadata.row_group(i) for i in range(self.metadata.num_row_groups))
         is_buffered = is_remote and all(
@@ -184,12 +182,6 @@ class DataFileReader:
             if values is not None and len(values) and _has_lengths(values.type):
                 found[leaf] = int(pc.max(pc.binary_length(values)).as_py() or 0) + _OFFSET_BYTES
         return found
-
-    def _ensure_footer(self) -> None:
-        if self._nbytes > MOST_FOOTER_BYTES:  # bytes: of nearly all files fewer
-            tail = self._source.read_at(8, self._nbytes - 8)
-            if int.from_bytes(tail[:4], "little") > MOST_FOOTER_BYTES:
-                raise self._refused(f"has a footer of more than {MOST_FOOTER_BYTES} bytes")
 
     def _ensure_rows(self, stated: object) -> None:
         metadata = self.metadata

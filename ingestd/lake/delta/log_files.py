@@ -27,6 +27,7 @@ from ingestd.lake.delta.log_nesting import (
     ensure_shallow_json,
     ensure_shallow_parquet,
 )
+from ingestd.lake.delta.log_room import Room
 from ingestd.lake.store.paths import FolderEntry, OddFileError, why_odd
 from ingestd.lake.store.plain_files import LOG, ensure_size
 from ingestd.lake.store.store import Store
@@ -43,6 +44,8 @@ _OF_VERSION = re.compile(r"(?:\d{20}\.)?(\d{20})\.[^/]*(json|parquet)\Z")
 """The files that deltalake reads for a version: commits, also compacted, and checkpoints."""
 _READ = re.compile(r"\d{20}\.|_last_checkpoint\Z")
 SIDECARS = "_sidecars"
+_PART_BYTES = 1 << 10
+"""So many bytes of a JSON checkpoint take as long as a page of another."""
 
 
 def open_table(store: Store, folder: str, version: int | None = None) -> DeltaTable:
@@ -126,6 +129,7 @@ def _ensure_shallow(store: Store, log: str, entries: list[FolderEntry], opened: 
     found = [(int(m[1]), e) for e in entries if (m := _OF_VERSION.match(e.name))]
     found = [(v, e) for v, e in found if opened is None or v <= opened]
     first = max((v for v, e in found if _CHECKPOINT.match(e.name)), default=-1)
+    room = Room()
     sidecars: set[str] = set()
     for version, entry in found:
         path = f"{log}/{entry.name}"
@@ -133,22 +137,24 @@ def _ensure_shallow(store: Store, log: str, entries: list[FolderEntry], opened: 
             continue
         with suppress(FileNotFoundError):  # cleaned up meanwhile
             if ".checkpoint." in entry.name:
-                sidecars |= sidecars_of(store, path)
+                sidecars |= sidecars_of(store, path, room)
             elif entry.size_bytes > FEW_BRACKETS:  # bytes: nearly all commits have fewer
                 ensure_shallow_json(store.read(path, MOST_COMMIT_BYTES), store.uri(path))
     for sidecar in sidecars:
         with suppress(FileNotFoundError):
-            sidecars_of(store, f"{log}/{SIDECARS}/{sidecar}")
+            sidecars_of(store, f"{log}/{SIDECARS}/{sidecar}", room)
 
 
-def sidecars_of(store: Store, path: str) -> set[str]:
+def sidecars_of(store: Store, path: str, room: Room) -> set[str]:
     """Check a checkpoint, or a part of one, and return the names of its sidecars."""
     uri = store.uri(path)
     if path.endswith(".json"):
-        return ensure_shallow_checkpoint(store.read(path, MOST_COMMIT_BYTES), uri)
+        content = store.read(path, MOST_COMMIT_BYTES)
+        room.admit(uri, len(content), len(content) // _PART_BYTES)
+        return ensure_shallow_checkpoint(content, uri)
     # Read in full from an object store, whose faults are not the file's.
     with store.open(path) if store.syncs else _read(store, path) as source:
-        return ensure_shallow_parquet(source, uri)
+        return ensure_shallow_parquet(source, uri, room)
 
 
 def _read(store: Store, path: str) -> pa.NativeFile:

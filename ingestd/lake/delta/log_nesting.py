@@ -13,13 +13,12 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from ingestd.lake.delta.log_room import Room, SizedCheckpoint
 from ingestd.lake.store.paths import OddFileError
 from ingestd.model.recorded import RecordError, ensure_depth
 
@@ -34,15 +33,6 @@ _ESCAPED = "\\u00"
 _SIDECAR = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*\.parquet\Z")
 _STATISTICS = "add.stats"
 _SIDECAR_PATH = "sidecar.path"
-_PARSED = "_parsed."
-"""In columns that repeat statistics and partition values; they are not read."""
-_ROWS_AT_ONCE, _BATCH_BYTES = 1 << 10, 16 << 20
-_ROWS_LOOKED_AT = 1 << 14
-_BUFFER_BYTES = 1 << 20
-_VALUE_BYTES = 8
-_MOST_ROW_GROUPS = 1000
-_FEW_BYTES, _MOST_RATIO, _MOST_UNPACKED_BYTES = 64 << 20, 256, 8 << 30
-"""A path has 16 random bytes; statistics have 20 kB at most, and differ between most files."""
 
 
 class NotJsonError(OddFileError):
@@ -93,7 +83,7 @@ def _ensure_shallow(text: str) -> None:
         ensure_depth(text, MOST_DEPTH)
 
 
-def ensure_shallow_parquet(source: pa.NativeFile, path: str) -> set[str]:
+def ensure_shallow_parquet(source: pa.NativeFile, path: str, room: Room) -> set[str]:
     """Return the names of a checkpoint's sidecars. Raise OddFileError if it is nested too deep.
 
     It is also raised if its content is far larger than the file. `source`: the file at `path`. Its
@@ -101,20 +91,11 @@ def ensure_shallow_parquet(source: pa.NativeFile, path: str) -> set[str]:
     """
     names: set[str] = set()
     try:
-        longest = _longest_repeated(source, path)
-        with _opened(source) as file:
-            room = _Room(path, source.size())
-            room.take(file.metadata.num_rows * len(file.schema) * _VALUE_BYTES)
-            few = {c for c, n in longest.items() if n * file.metadata.num_rows <= _FEW_BYTES}
-            for column in longest.keys() - few | longest.keys() & {_STATISTICS, _SIDECAR_PATH}:
-                count = max(min(_BATCH_BYTES // max(longest[column], 1), _ROWS_AT_ONCE), 1)
-                for batch in file.iter_batches(count, columns=[column], use_threads=False):
-                    room.take(_unpacked_bytes(batch))
-                    if column == _SIDECAR_PATH:
-                        found = _texts(batch, column).unique().drop_null().to_pylist()
-                        names |= {_ensure_sidecar(name, path) for name in found}
-                    elif column == _STATISTICS:
-                        _ensure_shallow_texts(_texts(batch, column))
+        file = SizedCheckpoint(source, path, room)
+        for texts in file.texts(_STATISTICS):
+            _ensure_shallow_texts(texts)
+        for texts in file.texts(_SIDECAR_PATH):
+            names |= {_ensure_sidecar(name, path) for name in texts.drop_null().to_pylist()}
     except RecordError as error:
         raise OddFileError(path, f"is not a checkpoint: its statistics: {error}") from None
     except (OSError, pa.ArrowException, LookupError, ValueError, TypeError) as error:
@@ -123,84 +104,6 @@ def ensure_shallow_parquet(source: pa.NativeFile, path: str) -> set[str]:
         what = "is not a checkpoint: it is damaged, or its schema is nested too deep"
         raise OddFileError(path, what) from error
     return names
-
-
-class _Room:
-    """What a checkpoint may take in memory: in Parquet, a value's repetitions take no bytes."""
-
-    def __init__(self, path: str, file_bytes: int) -> None:
-        self._path = path
-        self._left = min(_FEW_BYTES + _MOST_RATIO * file_bytes, _MOST_UNPACKED_BYTES)
-
-    def take(self, nbytes: int) -> None:
-        """Raise OddFileError."""
-        self._left -= nbytes
-        if self._left < 0:
-            raise OddFileError(self._path, "is not a checkpoint: it unpacks to far more than it is")
-
-
-def _opened(source: pa.NativeFile, repeated: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a file; `repeated`: columns whose distinct values are read with references to them."""
-    return pq.ParquetFile(
-        source, read_dictionary=repeated, buffer_size=_BUFFER_BYTES, pre_buffer=False
-    )
-
-
-def _longest_repeated(source: pa.NativeFile, path: str) -> dict[str, int]:
-    """Return the length of the longest text that a column repeats, by "action.field".
-
-    A dictionary is found by reading a column up to its first values. Raise OddFileError.
-    """
-    with _opened(source) as file:
-        leaves = [file.schema.column(i) for i in range(len(file.schema))]
-        if len({leaf.path for leaf in leaves}) < len(leaves):
-            raise OddFileError(path, "is not a checkpoint: it has a column twice")
-        groups = file.metadata.num_row_groups
-        if groups > _MOST_ROW_GROUPS:
-            raise OddFileError(path, f"is not a checkpoint: it has {groups} row groups")
-    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    texts = [leaf for leaf in texts if _PARSED not in leaf]
-    columns = {".".join(leaf.split(".")[:2]) for leaf in texts}
-    longest = dict.fromkeys(columns, 0)
-    with _opened(source, texts) as file:
-        for column, group in product(columns, range(groups)):
-            batches = file.iter_batches(
-                _ROWS_LOOKED_AT, [group], columns=[column], use_threads=False
-            )
-            for batch in batches:
-                lengths = [pc.binary_length(a.dictionary) for a in _repeated_texts(batch)]
-                found = [pc.max(each).as_py() for each in lengths]
-                longest[column] = max(longest[column], *(n or 0 for n in found), 0)
-                if None not in found:
-                    break
-    return longest
-
-
-def _unpacked_bytes(batch: pa.RecordBatch) -> int:
-    lengths = (pc.binary_length(a.dictionary).take(a.indices) for a in _repeated_texts(batch))
-    nbytes: int = batch.nbytes + sum(pc.sum(each).as_py() or 0 for each in lengths)
-    return nbytes
-
-
-def _repeated_texts(batch: pa.RecordBatch) -> Iterator[pa.DictionaryArray]:
-    """Yield the columns, also inside others, that are references to distinct values."""
-    pending = list(batch.columns)
-    while pending:
-        array = pending.pop()
-        kind = array.type
-        if pa.types.is_dictionary(kind):
-            yield array
-        elif pa.types.is_map(kind):
-            pending += [array.keys, array.items]
-        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            pending.append(array.values)
-        elif pa.types.is_struct(kind):
-            pending += [array.field(n) for n in range(kind.num_fields)]
-
-
-def _texts(batch: pa.RecordBatch, leaf: str) -> pa.Array:
-    column, _, field = leaf.partition(".")
-    return pc.struct_field(batch.column(column), field).cast(pa.large_string())
 
 
 def _ensure_shallow_texts(texts: pa.Array) -> None:

@@ -37,6 +37,7 @@ from ingestd.lake.delta.commit import Commit, read_commit
 from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.log_files import SIDECARS, sidecars_of
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
+from ingestd.lake.delta.log_room import Room
 from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.local_store import SET_ASIDE
@@ -154,11 +155,12 @@ class LogCleaner:
         return len(old) + len(sidecars)
 
     def _named_sidecars(self) -> frozenset[str]:
+        room = Room()
         found: set[str] = set()
         for name in self._store.written(self._log_folder):
             if not _UUID_CHECKPOINT.match(name):
                 continue
-            found |= sidecars_of(self._store, f"{self._log_folder}/{name}")
+            found |= sidecars_of(self._store, f"{self._log_folder}/{name}", room)
         return frozenset(found)
 
     @property

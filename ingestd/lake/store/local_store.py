@@ -158,7 +158,9 @@ class LocalStore:
                     continue
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     status = entry.stat(follow_symlinks=False)
-                    found.append(FolderEntry(entry.name, status.st_size, kind_of(status.st_mode)))
+                    odd = kind_of(status.st_mode)
+                    changed = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+                    found.append(FolderEntry(entry.name, status.st_size, odd, changed))
         return found
 
     @timed

@@ -119,13 +119,17 @@ class ObjectStore:
         """Return the objects below a prefix whose names sort above `above`."""
         checked_folder(path)
         if self._objects is not None:
-            found = self._objects.sizes(path, above)
+            found = self._objects.listed(path, above)
         else:
             selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
             every = self._files.get_file_info(selector)
-            found = [(i.path, int(i.size)) for i in every if i.type == pafs.FileType.File]
-        named = [(at.removeprefix(f"{path}/"), nbytes) for at, nbytes in found]
-        return [FolderEntry(name, nbytes) for name, nbytes in named if name > above]
+            files = (i for i in every if i.type == pafs.FileType.File)
+            found = [(i.path, int(i.size), (i.mtime_ns,)) for i in files]
+        entries = [
+            FolderEntry(at.removeprefix(f"{path}/"), nbytes, changed=changed)
+            for at, nbytes, changed in found
+        ]
+        return [entry for entry in entries if entry.name > above]
 
     @property
     def lists_from(self) -> bool:

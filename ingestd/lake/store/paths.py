@@ -19,11 +19,16 @@ _OUT = frozenset({"", ".", ".."})
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """An entry of a folder; `odd`: its kind if it is not a regular file."""
+    """An entry of a folder.
+
+    `odd`: its kind if it is not a regular file. `changed`: another one if it was written or
+    replaced meanwhile.
+    """
 
     name: str
     size_bytes: int
     odd: str | None = None
+    changed: tuple[object, ...] = ()
 
 
 class OddFileError(OSError):

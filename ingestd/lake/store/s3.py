@@ -215,12 +215,19 @@ class S3Objects:
         with _as_os_error():
             return bytes(found.bytes())
 
-    def sizes(self, path: str, above: str) -> list[tuple[str, int]]:
-        """Return path and size of the objects below a prefix whose names sort above `above`."""
+    def listed(self, path: str, above: str) -> list[tuple[str, int, tuple[object, ...]]]:
+        """Return the objects below a prefix whose names sort above `above`.
+
+        Of each its path, its size, and what differs if it was replaced.
+        """
         offset = f"{path}/{above}" if above else None
         with _as_os_error():
             pages = obstore.list(self._store, path, offset=offset, chunk_size=_LISTED)
-            return [(found["path"], found["size"]) for page in pages for found in page]
+            return [
+                (found["path"], found["size"], (found["e_tag"], found["last_modified"]))
+                for page in pages
+                for found in page
+            ]
 
     def size(self, path: str) -> int | None:
         """Return the size of an object, None if it does not exist."""

@@ -77,7 +77,7 @@ def test_plain_rows_can_be_filtered_taken_and_compared(
 
 
 def test_parquet_is_read_in_bounded_batches_of_plain_types() -> None:
-    """By `DataFileReader`; `log_nesting` checks texts of a checkpoint, which has no size yet."""
+    """By `DataFileReader`; `log_room` measures a checkpoint."""
     root = Path(__file__).parents[4]
     readers = {
         path.relative_to(root).as_posix()
@@ -85,7 +85,7 @@ def test_parquet_is_read_in_bounded_batches_of_plain_types() -> None:
         for path in (root / folder).rglob("*.py")
         if "ParquetFile(" in (text := path.read_text()) or "pq.read_table(" in text
     }
-    assert readers == {"ingestd/lake/delta/data_files.py", "ingestd/lake/delta/log_nesting.py"}
+    assert readers == {"ingestd/lake/delta/data_files.py", "ingestd/lake/delta/log_room.py"}
 
 
 def _sorted(value: object) -> object:

@@ -1,0 +1,82 @@
+"""Reading of a Parquet file's footer: of bounded memory, and never the end of the process.
+
+Any writer of the table's folder decides what it contains, and pyarrow builds all of it before it
+compares anything with the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ingestd.lake.delta.parquet.thrift import FootprintError, Structures
+from ingestd.lake.store.paths import OddFileError
+
+MOST_FOOTER_BYTES = 32 << 20
+"""1,600 columns in 80 row groups, which is a file of 1 GB, take 19 MB."""
+_MOST_BUILT_BYTES = 192 << 20
+"""In memory; those take 130 MB."""
+_METADATA, _ENCRYPTED, _CODEC, _SIZES = 3, 8, 4, 16
+_TEXT_SIZE, _LEVELS = 1, (2, 3)
+"""Fields of `ColumnChunk`, `ColumnMetaData` and `SizeStatistics`."""
+_CODECS = frozenset(range(8))
+_READ_BYTES = 64 << 10
+_END_BYTES = 8
+"""The footer's length and the magic number."""
+
+
+def read_metadata(source: pa.NativeFile, path: str) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Return a file's metadata, with as many reads as pyarrow needs.
+
+    Raise OddFileError if it is too large, and whatever pyarrow raises. `path`: shown in errors.
+    """
+    nbytes = source.size()
+    footer = source.read_at(min(nbytes, _READ_BYTES), max(nbytes - _READ_BYTES, 0))
+    length = int.from_bytes(footer[-_END_BYTES:][:4], "little") + _END_BYTES
+    if len(footer) < length <= nbytes:
+        if length > MOST_FOOTER_BYTES:
+            raise OddFileError(path, f"has a footer of more than {MOST_FOOTER_BYTES} bytes")
+        footer = source.read_at(length, nbytes - length)
+    columns = []
+    if length <= nbytes:
+        structures = Structures(footer[-length:], _MOST_BUILT_BYTES)
+        try:
+            structures.read(0)
+            columns = structures.columns
+        except FootprintError:
+            why = f"has a footer that takes more than {_MOST_BUILT_BYTES} bytes in memory"
+            raise OddFileError(path, why) from None
+        except (IndexError, ValueError):
+            raise OddFileError(path, "has a damaged footer") from None
+    metadata = pq.read_metadata(pa.BufferReader(footer))
+    if not _are_whole(metadata, columns):
+        raise OddFileError(path, "has a damaged footer")
+    return metadata
+
+
+def _are_whole(metadata: Any, columns: Sequence[Mapping[int, Any]]) -> bool:  # noqa: ANN401
+    """Return whether pyarrow can return each column of a row group; else it ends the process."""
+    leaves = [metadata.schema.column(number) for number in range(len(metadata.schema))]
+    groups = range(metadata.num_row_groups)
+    stated = [c for c in columns if isinstance(c.get(_METADATA), dict) and _ENCRYPTED not in c]
+    if any(metadata.row_group(group).num_columns != len(leaves) for group in groups):
+        return False
+    return len(stated) == len(leaves) * len(groups) and all(
+        column[_METADATA].get(_CODEC) in _CODECS
+        and _is_sized(leaf, column[_METADATA].get(_SIZES, {}))
+        for leaf, column in zip(leaves * len(groups), stated, strict=True)
+    )
+
+
+def _is_sized(leaf: Any, sizes: Mapping[int, int]) -> bool:  # noqa: ANN401 - pyarrow has no types
+    """Return whether a column's statistics of sizes have the numbers that its schema demands."""
+    if not isinstance(sizes, dict) or (_TEXT_SIZE in sizes and leaf.physical_type != "BYTE_ARRAY"):
+        return False
+    repeated, defined = (sizes.get(field, 0) for field in _LEVELS)
+    return repeated in {0, leaf.max_repetition_level + 1} and defined in {
+        0,
+        leaf.max_definition_level + 1,
+    }

@@ -1,0 +1,138 @@
+"""A footer that takes much memory is refused before pyarrow builds it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingestd.lake.delta.data_files import open_parquet
+from ingestd.lake.delta.log_files import ensure_readable_log
+from ingestd.lake.delta.parquet.footer import read_metadata
+from ingestd.lake.store.local_store import LocalStore
+from ingestd.lake.store.paths import OddFileError
+from ingestd.lake.store.plain_files import Fsync
+from ingestd.model.errors import FolderError
+from tests.harness.hostile_folder import make_table, plant_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.attack("lake writer")
+
+SCHEMA = b"\x15\x02\x19\x2c\x48\x01r\x15\x02\x00\x15\x02\x25\x02\x18\x01a\x00"
+"""Of one column; it comes before the other fields."""
+COLUMN = b"\x26\x00\x00"
+STRING = b"\x00"
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _list(kind: int, count: int, content: bytes) -> bytes:
+    return bytes([0xF0 | kind]) + _varint(count) + content
+
+
+def _group(columns: bytes) -> bytes:
+    return b"\x19" + columns + b"\x16\x00\x16\x00\x00"
+
+
+def _file(groups: bytes) -> bytes:
+    footer = SCHEMA + b"\x16\x00\x19" + groups + b"\x00"
+    return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+MANY = 900_000
+LARGE = {
+    "columns": _file(_list(12, 1, _group(_list(12, MANY, COLUMN * MANY)))),
+    "row groups": _file(_list(12, MANY, _group(b"\x0c") * MANY)),
+    "texts in a column": _file(
+        _list(
+            12,
+            1,
+            _group(b"\x1c\x26\x00\x1c\x39" + _list(8, 9 * MANY, STRING * 9 * MANY) + b"\x00\x00"),
+        )
+    ),
+    "a list that never ends": _file(b"\xf3\xff\xff\xff\xff\xff\xff\x7f" + bytes(MANY)),
+    "a deep structure": _file(b"\x1c" * MANY),
+}
+"""Files whose footers take 200 MB or more."""
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_large_footer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """In checkpoints and in data files, before pyarrow sees it."""
+    log = make_table(tmp_path / "t")
+    plant_checkpoint(log, LARGE[kind])
+    (tmp_path / "t" / "part-0.parquet").write_bytes(LARGE[kind])
+    store = LocalStore(tmp_path, Fsync())
+    monkeypatch.setattr(pq, "read_metadata", None)
+    with pytest.raises(OddFileError, match="has a"):
+        ensure_readable_log(store, "t")
+    with pytest.raises(FolderError, match="has a"), open_parquet(store, "t/part-0.parquet"):
+        pass
+
+
+def test_a_footer_has_a_size(tmp_path: Path) -> None:
+    """Of 64 MB, in a file that has them."""
+    path = tmp_path / "f"
+    path.write_bytes(bytes(65 << 20) + (64 << 20).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(OddFileError, match="a footer of more than"):
+        read_metadata(pa.OSFile(str(path)), "f")
+
+
+@pytest.mark.parametrize("columns", [1, 200, 3_000])
+def test_an_ordinary_footer_is_read(tmp_path: Path, columns: int) -> None:
+    """Read at once, from the end, and completely measured."""
+    path = tmp_path / "f"
+    pq.write_table(pa.table({f"c{n}": [n, n] for n in range(columns)}), path, row_group_size=1)
+    found = read_metadata(pa.OSFile(str(path)), "f")
+    assert (found.num_rows, found.num_columns, found.num_row_groups) == (2, columns, 2)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1PAR1", b"\xff" * 12, b"x" * 100_000])
+def test_what_is_no_parquet_file_is_refused_by_pyarrow(content: bytes) -> None:
+    with pytest.raises(pa.ArrowInvalid, match=re.compile("parquet", re.IGNORECASE)):
+        read_metadata(pa.BufferReader(content), "f")
+
+
+CHANGED = r"""
+import pyarrow as pa, pyarrow.parquet as pq
+from ingestd.lake.delta.data_files import DataFileReader
+from ingestd.lake.delta.log_nesting import ensure_shallow_parquet
+from ingestd.lake.delta.log_room import Room
+sink = pa.BufferOutputStream()
+pq.write_table(pa.table({"n": [1, 2], "v": [["a"], ["b"]]}), sink, store_schema=False)
+content = sink.getvalue().to_pybytes()
+begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+for at in range(begin, len(content) - 8):
+    for byte in (0, 1, 0x7F, 0xFF, content[at] ^ 2, content[at] ^ 16):
+        changed = pa.BufferReader(content[:at] + bytes([byte]) + content[at + 1 :])
+        for read in (
+            lambda: ensure_shallow_parquet(changed, "p", Room()),
+            lambda: list(DataFileReader(changed, "p").batches()),
+        ):
+            try:
+                read()
+            except (OSError, ValueError, TypeError, KeyError, MemoryError, pa.ArrowException):
+                pass
+"""
+
+
+def test_no_footer_ends_the_process() -> None:
+    """As pyarrow does for a column whose sizes or codec no file has, as soon as it is looked at."""
+    command = [sys.executable, "-c", CHANGED]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
