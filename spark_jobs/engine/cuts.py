@@ -31,6 +31,7 @@ from spark_jobs.delta_log.commits import (
 )
 from spark_jobs.delta_log.driver_commit import AppTransaction, commit, is_plain, new_file, removed
 from spark_jobs.delta_log.newest_files import NewestFiles
+from spark_jobs.lake.exchange import from_arrow
 from spark_jobs.lake.source_lake import as_spark_gives
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class CutLog:
         return (epoch, adds[0]) if is_it else None
 
     def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:
-        writer = self._session.createDataFrame(rows).coalesce(1).write.format("delta")
+        writer = from_arrow(self._session, rows).coalesce(1).write.format("delta")
         if replace:
             CheckedTables().ensure(self._session, self.path)
             writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {epoch}")

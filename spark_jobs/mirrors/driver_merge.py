@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ingestd.lake.delta.commit import statistics_of
@@ -50,6 +49,7 @@ from spark_jobs.delta_log.driver_files import (
     write_vectors,
 )
 from spark_jobs.fold.arrow_merge import MAX_HASHED, Merge, merge, shaped
+from spark_jobs.lake.types import arrow_schema
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class DriverMerge:
             return False
         with self.files.room_for(_size(touched)):
             try:
-                schema = to_arrow_schema(kind, timezone="UTC")
+                schema = arrow_schema(kind)
                 actions = self._actions(touched, outcomes, key, schema)
             except (TooLargeError, pa.ArrowException, OSError, ValueError):
                 self.files.leave_to_spark(self.path, found)  # which reports the fault better

@@ -45,6 +45,7 @@ from spark_jobs.fold.spark_sql import (
     with_keys,
 )
 from spark_jobs.lake.columns import col, later, same_key, selected
+from spark_jobs.lake.exchange import from_arrow, to_arrow
 from spark_jobs.lake.missing_values import with_missing
 from spark_jobs.mirrors.keyless import apply_keyless, keyless_outcomes
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
@@ -257,7 +258,7 @@ class _PlannedStep(MirrorStep):
         """Fold the changes in the driver, then merge them, by Spark if the driver can't."""
         changes = self._driver_step.newest()
         if changes is None:
-            changes = self._shaped(self._changes()).toArrow()
+            changes = to_arrow(self._shaped(self._changes()))
         self._ensure_all(changes.num_rows)
         ops = set(pc.unique(changes["_cdc_op"]).to_pylist())
         if "t" in ops:
@@ -268,8 +269,8 @@ class _PlannedStep(MirrorStep):
         self.ensure_same_key(pc.min(pc.filter(lsn, pc.invert(is_read))).as_py())
         if "r" in ops:
             read_from = pc.min(pc.filter(lsn, is_read)).as_py()
-            local = self.mirror.session.createDataFrame(changes)
-            changes = self._without_overtaken(local, read_from).toArrow()
+            local = from_arrow(self.mirror.session, changes)
+            changes = to_arrow(self._without_overtaken(local, read_from))
         self.evolve()
         if changes.num_rows:
             self._merge_local(changes)
@@ -287,7 +288,7 @@ class _PlannedStep(MirrorStep):
         kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
         self.mirror.apply(
             Outcomes(
-                self.mirror.session.createDataFrame(outcomes),
+                from_arrow(self.mirror.session, outcomes),
                 self.columns,
                 self.key,
                 unsent=kept,
@@ -331,8 +332,9 @@ class _PlannedStep(MirrorStep):
         linked, keys = linked_changes(changes, self.key)
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
         folded = fold_row_by_row(linked, names, key)
-        local = self.mirror.session.createDataFrame(
-            fill_kept(folded, before or (lambda: outcomes.limit(0)), self.key)
+        local = from_arrow(
+            self.mirror.session,
+            fill_kept(folded, before or (lambda: outcomes.limit(0)), self.key),
         )
         same = same_key(self.key, "s", "k")
         chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType
 
+from ingestd.lake.delta.types import arrow_type
 from ingestd.lake.fold.vectorized import above_truncate, fold_to_outcomes, snapshot_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
@@ -117,8 +116,7 @@ class DriverStep(MirrorStep):
         since = max((c.since_lsn or 0 for c in self.added), default=0)
         if read.num_rows and pc.min(read["_cdc_lsn"]).as_py() < since:
             return None  # they need the source's value of a later column
-        kinds = [(c.name, DataType.fromDDL(c.delta_type)) for c in self.columns]
-        own = [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds]
+        own = [pa.field(c.name, arrow_type(c.delta_type)) for c in self.columns]
         cdc = [field for field in read.schema if field.name.startswith("_cdc_")]
         try:
             return shaped(read, pa.schema([*own, *cdc]))
