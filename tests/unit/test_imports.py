@@ -66,6 +66,7 @@ LOOSE = {
         "epochs",
         "history",
         "mirror",
+        "pairs",
         "reconcile",
         "session",
         "spark_errors",
