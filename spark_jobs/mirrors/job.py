@@ -4,7 +4,7 @@
 the raw rows of the step                action
 ======================================  ==========================================================
 only changes, and at most about 100 MB  folded and merged by the driver (`step.py`,
-of the mirror may change                `driver_merge.py`), which also creates such mirrors; else:
+of the mirror may change                `accelerator/`), which also creates such mirrors; else:
 no mirror yet                           created from the fold of all rows above the newest `t`
 a `t`                                   the same: rows below it are void, whenever they came
 `r` rows of a snapshot in progress      left out if their keys changed since: they may come after
@@ -19,7 +19,7 @@ a table without a key                   copies of equal rows added or removed (`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,6 @@ from ingestd.lake.fold.outcomes import DELETED, fold_row_by_row
 from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
-from spark_jobs.delta_log.file_cache import MirrorFiles
 from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.fold.spark_sql import (
     Survey,
@@ -84,7 +83,6 @@ class MirrorJob:
 
     soft_deletes: bool = False
     name: str = "mirror"
-    files: MirrorFiles = field(default_factory=MirrorFiles)
     policy: MirrorPolicy = DEFAULT_POLICY
     mirror_type: type[MirrorTable] = MirrorTable
 
@@ -95,7 +93,7 @@ class MirrorJob:
             step.path,
             step.app_id,
             self.soft_deletes,
-            self.files,
+            lake.accelerator,
             lake.checked,
             self.policy,
         )

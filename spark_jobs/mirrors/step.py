@@ -16,7 +16,6 @@ from ingestd.lake.delta.types import arrow_type
 from ingestd.lake.fold.vectorized import above_truncate, fold_to_outcomes, snapshot_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
-from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.fold.arrow_merge import shaped
 from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
@@ -129,7 +128,7 @@ class DriverStep(MirrorStep):
         None if more than a few log entries are needed, or if the number of rows is not that of
         `_epochs`: so neither the order of the entries nor a compaction can make the result wrong.
         """
-        files = NewestFiles(self.lake.session, self.lake.raw_path(self.step.table))
+        files = self.lake.accelerator.newest(self.lake.session, self.lake.raw_path(self.step.table))
         through = self.step.through.number
         found = files.rows_above(_EPOCH, self.step.above, through)
         if found is None:
@@ -142,7 +141,7 @@ class DriverStep(MirrorStep):
         policy = self.mirror.policy
         if self.step.rows > policy.driver_rows or self.step.nbytes > policy.driver_bytes:
             return False
-        with self.mirror.files.room_for(self.step.nbytes):
+        with self.lake.accelerator.room_for(self.step.nbytes):
             return attempt()
 
     def _create(self) -> bool:

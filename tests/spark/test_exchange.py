@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.spark_matrix
 TIMES = [
     datetime(1, 1, 1, tzinfo=UTC),
     datetime(1582, 10, 10, 1, 2, 3, 456789, tzinfo=UTC),

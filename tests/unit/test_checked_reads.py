@@ -43,6 +43,49 @@ def test_delta_tables_are_read_one_way() -> None:
     assert reading.keys() == READ_OTHERWISE.keys(), reading
 
 
+IN_JAVA = {
+    "_jdf",
+    "_jsparkSession",
+    "_jvm",
+    "java_class",
+}
+ASK_JAVA = {
+    "delta_log/checked_tables.py",
+    "delta_log/commits.py",
+    "delta_log/jvm.py",
+    "delta_log/table_files.py",
+    "session.py",
+}
+"""Besides the accelerator; the list only shrinks."""
+CHOOSE = {"cli/table_job.py", "epochs.py", "reconciling/run.py"}
+"""Import the accelerator: all others know its port, `delta_log/acceleration.py`."""
+
+
+def test_classes_of_java_are_used_in_few_modules() -> None:
+    asking, choosing = set(), set()
+    for path in modules("spark_jobs"):
+        name = name_of(path).removeprefix("spark_jobs/")
+        if name.startswith("accelerator/"):
+            continue
+        found = nodes(text_of(path))
+        names = {
+            n.attr if isinstance(n, ast.Attribute) else n.id
+            for n in found
+            if isinstance(n, ast.Attribute | ast.Name)
+        }
+        texts = {n.value for n in found if isinstance(n, ast.Constant)}
+        if IN_JAVA & (names | texts):
+            asking.add(name)
+        if any(
+            (n.module or "").startswith("spark_jobs.accelerator")
+            for n in found
+            if isinstance(n, ast.ImportFrom)
+        ):
+            choosing.add(name)
+    assert asking == ASK_JAVA
+    assert choosing == CHOOSE
+
+
 EXCHANGE = {
     "lake/exchange.py": {"createDataFrame", "mapInArrow", "toArrow"},
     "engine/cuts.py": {"createDataFrame"},  # without rows
