@@ -92,7 +92,9 @@ def run_on(python: Path, pair: Pair, way: str, arguments: list[str]) -> Outcome:
     files = [
         p for p in (ROOT / "tests" / "spark").glob("test_*.py") if MARK in p.read_text("utf-8")
     ]
-    command = [str(python), "-m", "pytest", "-q", "-m", WAYS[way], *map(str, sorted(files))]
+    # (a test that ends in the middle of a call of the JVM makes all later ones fail)
+    options = ["-q", "--timeout=3600", "-m", WAYS[way]]
+    command = [str(python), "-m", "pytest", *options, *map(str, sorted(files))]
     code, line = run_pytest([*command, *arguments], os.environ | {VARIABLE: way})
     passed = code == 0 or (code == NOTHING_FOUND and bool(arguments))
     name = f"{pair.name}, accelerator {way}"
