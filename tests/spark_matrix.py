@@ -98,7 +98,8 @@ def run_on(python: Path, pair: Pair, way: str, arguments: list[str]) -> Outcome:
     code, line = run_pytest([*command, *arguments], os.environ | {VARIABLE: way})
     passed = code == 0 or (code == NOTHING_FOUND and bool(arguments))
     name = f"{pair.name}, accelerator {way}"
-    return Outcome(name, (), passed, line, time.monotonic() - began)
+    said = line if code in {0, 1} else f"{line} (exit code {code})"
+    return Outcome(name, (), passed, said, time.monotonic() - began)
 
 
 if __name__ == "__main__":
