@@ -36,6 +36,7 @@ WIDER: dict[str, Callable[[Rig, Size], list[Figure]]] = {
     "chunked": lambda rig, _: wider.chunked_figures(rig),
     "datasource": lambda rig, _: wider.datasource_figures(rig),
     "mirror": lambda rig, _: wider.mirror_figures(rig),
+    "reading": lambda rig, _: wider.reading_figures(rig),
     "long_life": lambda rig, _: wider.long_life_figures(rig),
     "object_store": lambda rig, _: wider.object_store_figures(rig),
     "reference": lambda rig, _: wider.reference_figures(rig),

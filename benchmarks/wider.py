@@ -8,6 +8,7 @@ from benchmarks.daemon import (
     many_tables,
     object_store,
     polling,
+    reading,
     recovery,
     reference,
     resume,
@@ -201,6 +202,33 @@ def mirror_figures(rig: Rig) -> list[Figure]:
             f"{tables:.1f} ({many['mirror']:.1f} s, {many['baseline']:.1f} s)",
             "5",
             tables >= 5,
+        ),
+    ]
+
+
+def reading_figures(rig: Rig) -> list[Figure]:
+    """Return the figures of `reading`."""
+    found = reading.measure(rig)
+    ratio = found["mirror_s"] / found["all_s"]
+    wrong = sum(found[f"{which}_wrong"] for which in ("all", "one", "forward"))
+    return [
+        Figure(
+            "open_lake, current rows of 5M, 20 % changed: speed against the mirror's first load",
+            f"{ratio:.1f} ({found['all_s']:.1f} s, {found['mirror_s']:.1f} s)",
+            "3",
+            ratio >= 3,
+        ),
+        Figure(
+            "open_lake, current rows of 5M, 20 % changed: peak memory, wrong rows",
+            f"{found['all_peak_mb']:.0f} MB, {wrong:.0f}",
+            "< 1,000 MB, 0",
+            found["all_peak_mb"] < 1000 and not wrong,
+        ),
+        Figure(
+            "open_lake with a cache, all of 5M rows after 1k changes: speed against without",
+            f"{found['all_s'] / found['forward_s']:.1f} ({found['forward_s']:.1f} s)",
+            "3",
+            found["all_s"] / found["forward_s"] >= 3,
         ),
     ]
 

@@ -5,6 +5,9 @@ They need Airflow 3 with apache-airflow-providers-apache-spark, a connection `sp
 cluster, and the image or environment of deploy/spark-submit.md there. A job's exit code 75 is a
 transient error, for which Airflow retries. Exit code 1 needs an operator; the task fails after the
 retries.
+
+The capture is a daemon (deploy/ingestd.service, deploy/kubernetes). Where none may run, the DAG
+`ingestd_shop_capture` captures up to now each time; unpause it. It needs ingestd on the worker.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
 
 JOBS = "/opt/ingestd/spark_jobs"
@@ -69,4 +73,20 @@ with DAG(
         ],
         execution_timeout=timedelta(hours=4),
         **SPARK,
+    )
+
+with DAG(
+    dag_id="ingestd_shop_capture",
+    description="Deliver what source shop has committed, and end",
+    schedule=timedelta(minutes=5),
+    start_date=START,
+    catchup=False,
+    max_active_runs=1,
+    default_args=RETRIES,
+    is_paused_upon_creation=True,
+    tags=["ingestd"],
+):
+    BashOperator(
+        task_id="capture",
+        bash_command="exec ingestd run --once --config /etc/ingestd/ingestd.toml",
     )

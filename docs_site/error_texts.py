@@ -22,7 +22,7 @@ KINDS = {
     "TableChangedError": "table, re-read",
     "TableReplacedError": "table, re-read",
     "AppendedByAnotherError": "operator",
-    "ClaimedTakeoverError": "operator",
+    "AllegedTakeoverError": "operator",
     "DamagedError": "operator",
     "ProtocolError": "operator",
     "ConfigError": "usage",

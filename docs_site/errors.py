@@ -42,7 +42,7 @@ a kind have the same effect:
 timeouts, throttling | transient: the other sources continue; metric and log once for each change of state |
 | wrong password, no REPLICATION, `wal_level` not logical, slot or publication missing with \
 `manage = false`, disk full in the lake | operator: the error has the SQL or command that fixes it |
-| a table whose replica identity the publication would break | that table is left out, with the reason; \
+| a table whose replica identity the publication would break | that table is refused, with the reason; \
 it is never published |
 | slot invalidated, dropped, or missing after a failover | `slot_lost`: a new slot, and all tables are \
 re-read while the old rows stay available. A gap is never silent |
@@ -84,6 +84,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
     ),
     ("The run of a source", ("ingestd/pipeline/**/*.py", "ingestd/process/file_limit.py")),
     ("The lake", ("ingestd/lake/**/*.py",)),
+    ("Reading a lake without Spark", ("ingestd/reading/*.py",)),
     (
         "HTTP and the commands",
         (

@@ -77,6 +77,7 @@ MEANINGS: Mapping[str, str] = {
     "slot.not_moved": "The server has no free connection to advance the slot while a"
     " backlog is drained; the slot retains more WAL until then. Logged once, until it advances.",
     "source.discovered": "The contents of lake and source, at each start of a source.",
+    "source.drained": "The lake has all that the source had committed (`ingestd run --once`).",
     "source.encoding": "The database has values in an encoding that only the server converts.",
     "source.failed": "A source can't continue: `state` is backing_off (retried automatically) or stopped"
     " (operator action required). Logged once for each change of state.",

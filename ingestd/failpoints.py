@@ -97,7 +97,7 @@ POINTS: Mapping[str, str] = {
 """Every point, with the state of a process there. The last group: in the maintenance process."""
 
 Fault = Callable[[str], Exception]
-Tell = Callable[[str, str, int], None]
+ReportHit = Callable[[str, str, int], None]
 """Called each time before a point acts, with the point, the action and its count so far."""
 
 _ENTRY = re.compile(
@@ -124,20 +124,20 @@ class Failpoint:
     action: str
     seconds: float
     time: int
-    goes_on: bool
+    is_lasting: bool
     has_acted: bool = False
 
     def is_due(self, count: int) -> bool:
         """Return whether the entry acts at the `count`-th time."""
-        return count == self.time or (self.goes_on and count > self.time)
+        return count == self.time or (self.is_lasting and count > self.time)
 
 
 class ArmedFailpoints:
     """The entries of one process, from `parse`. Thread-safe."""
 
-    def __init__(self, stages: list[list[Failpoint]], tell: Tell) -> None:
+    def __init__(self, stages: list[list[Failpoint]], report: ReportHit) -> None:
         self._stages = stages
-        self._tell = tell
+        self._report = report
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
@@ -149,7 +149,7 @@ class ArmedFailpoints:
             entry, count = self._due(point)
         if entry is None:
             return 0.0
-        self._tell(point, entry.action, count)
+        self._report(point, entry.action, count)
         if entry.action == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         if entry.action == "error":
@@ -175,7 +175,7 @@ class _Switch:
     armed: ArmedFailpoints | None = None
 
 
-def arm(text: str, tell: Tell, *, only: str = "") -> bool:
+def arm(text: str, report: ReportHit, *, only: str = "") -> bool:
     """Activate the entries of `text` in this process. Return whether there are any.
 
     Called at process start. An empty text deactivates all points. `only`: a prefix; entries of
@@ -183,7 +183,7 @@ def arm(text: str, tell: Tell, *, only: str = "") -> bool:
     """
     stages = [[e for e in stage if e.point.startswith(only)] for stage in parse(text)]
     stages = [stage for stage in stages if stage]
-    _Switch.armed = ArmedFailpoints(stages, tell) if stages else None
+    _Switch.armed = ArmedFailpoints(stages, report) if stages else None
     return bool(stages)
 
 

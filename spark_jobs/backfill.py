@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from ingestd.config import Config
 from ingestd.config.units import size_bytes
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.store.store import LocalStore
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.model.errors import ConfigError, TransientError
 from ingestd.model.schema import TableId
 from spark_jobs.backfills.driver import Backfill, BackfillOutcome
-from spark_jobs.backfills.plan import BackfillPolicy, SplitRunner
+from spark_jobs.backfills.reading import BackfillPolicy, SplitRunner
 from spark_jobs.backfills.task import BackfillReader
 from spark_jobs.cli.arguments import (
     EXIT_DONE,
@@ -91,7 +91,7 @@ def build(
     *,
     split_bytes: int,
     again: bool = False,
-    tell: Callable[[str], None] | None = None,
+    print_line: Callable[[str], None] | None = None,
     reached: Callable[[str], None] = lambda _: None,
 ) -> Backfill:
     """Return a backfill of one source of the config."""
@@ -109,7 +109,13 @@ def build(
         resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
     )
     return Backfill(
-        reader.connector(), lake, reader, runner, policy, tell=tell or _print_line, reached=reached
+        reader.connector(),
+        lake,
+        reader,
+        runner,
+        policy,
+        print_line=print_line or _print_line,
+        reached=reached,
     )
 
 

@@ -58,9 +58,10 @@ def main(
     chosen = parser().parse_args(arguments)
 
     def make() -> tuple[TableJob, Mapping[str, str]]:
-        from spark_jobs.histories.job import SETTINGS, HistoryJob  # noqa: PLC0415 - imports pyspark
+        from spark_jobs.delta_log.commits import MERGE_SETTINGS  # noqa: PLC0415 - imports pyspark
+        from spark_jobs.histories.job import HistoryJob  # noqa: PLC0415 - imports pyspark
 
-        return HistoryJob(), SETTINGS
+        return HistoryJob(), MERGE_SETTINGS
 
     return run_table_job(
         chosen, make, name="history", log_name=HISTORIES, stop=stop, after_commit=after_commit

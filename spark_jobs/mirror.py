@@ -49,7 +49,8 @@ def main(
     chosen = parser().parse_args(arguments)
 
     def make() -> tuple[TableJob, Mapping[str, str]]:
-        from spark_jobs.mirrors.job import MERGE_SETTINGS, MirrorJob  # noqa: PLC0415 - imports pyspark
+        from spark_jobs.delta_log.commits import MERGE_SETTINGS  # noqa: PLC0415 - imports pyspark
+        from spark_jobs.mirrors.job import MirrorJob  # noqa: PLC0415 - imports pyspark
 
         return job or MirrorJob(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
 

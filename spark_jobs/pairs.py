@@ -264,11 +264,11 @@ def java_major() -> int | None:
 def _java_version() -> str | None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    return None if java is None or not Path(java).exists() else _said_by(java)
+    return None if java is None or not Path(java).exists() else _version_line(java)
 
 
 @cache
-def _said_by(java: str) -> str | None:
+def _version_line(java: str) -> str | None:
     try:
         done = subprocess.run(  # noqa: S603 - the Java that Spark would start
             [java, "-version"], capture_output=True, text=True, check=False

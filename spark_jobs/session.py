@@ -121,9 +121,9 @@ def _connect(app_name: str, remote: str) -> SparkSession:
         session: SparkSession = SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
         session.version  # noqa: B018 - asks the server
     except (ImportError, PySparkException) as error:
-        said = str(error).strip().splitlines()[0]
+        message = str(error).strip().splitlines()[0]
         raise OperatorError(
-            f"the Spark Connect server {remote.split(';', 1)[0]} can't be used: {said}",
+            f"the Spark Connect server {remote.split(';', 1)[0]} can't be used: {message}",
             remedy="check that it runs and can be reached from here; the client needs: pip install"
             " 'pyspark[connect]'",
         ) from error

@@ -35,6 +35,7 @@ Beside them: `tests.harness.workload.Workload`, `tests.harness.compare` (lake ag
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import shutil
@@ -42,7 +43,7 @@ import signal
 import tempfile
 import zlib
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,6 +59,7 @@ from tests.harness.databases import Database, fresh_database
 from tests.harness.hostile import hostile_calls, make_hostile_schema, set_hostile_path
 from tests.harness.owned_code import TYPES
 from tests.harness.servers import running_server
+from tests.harness.source_code import READS_CODE
 from tests.harness.tls_servers import TlsServer, tls_server
 from tests.harness.workload import create_schema
 
@@ -122,20 +124,40 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark attacks. Keep a file's tests, and all that share Spark's session, in one process.
 
-    What takes longest comes first, so that the processes end together. Thorough tests of other
-    parts are left out.
+    What takes longest comes first, so that the processes end together: of the unit tests, those
+    that read the code. Thorough tests of other parts are left out.
     """
     mark_attacks(items)
     if (part := config.getoption("--thorough-part")) is not None:
         others = [item for item in items if not _is_of(item, *part)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if _is_of(item, *part)]
-    tiers = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             group = "spark" if "spark" in getattr(item, "fixturenames", ()) else str(item.path)
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: _TIERS.index(tiers[item]) if tiers[item] in _TIERS else len(_TIERS))
+    items.sort(key=lambda item: (_place(item.path), READS_CODE.mark not in item.iter_markers()))
+
+
+@cache
+def _place(path: Path) -> int:
+    """Return the place of a file's tier."""
+    tier = path.relative_to(Path(__file__).parent).parts[0]
+    return _TIERS.index(tier) if tier in _TIERS else len(_TIERS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is collected, and the modules of it, out of garbage collections.
+
+    It lives as long as the process: to walk it again and again took a tenth of the unit tests' CPU.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _is_of(item: pytest.Item, number: int, parts: int) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection
 from functools import partial
 
 import structlog
@@ -40,10 +39,15 @@ from ingestd.postgres.connection.claim_names import claim_of, signature_of
 from ingestd.postgres.connection.session import transport_of
 from ingestd.postgres.connection.tls import REMEDY, weakness
 from ingestd.postgres.reference_copy import CopiedReferenceSource
+from ingestd.process.clock import utc_now
 
 
 class SourceBuilder:
-    """Builds sources, at the start and for a reload (`ingestd.app.reload.SourceFactory`)."""
+    """Builds sources, at the start and for a reload (`ingestd.app.reload.SourceFactory`).
+
+    `once`: each ends when it is drained. `watch`: called with each source's telemetry before it
+    starts.
+    """
 
     def __init__(
         self,
@@ -53,9 +57,12 @@ class SourceBuilder:
         redactor: Redactor,
         accepted: Collection[str] = (),
         *,
+        once: bool = False,
         retry: RetryPolicy = RETRY,
+        watch: Callable[[SourceTelemetry], None] | None = None,
     ) -> None:
-        self.supervisor = Supervisor({}, retry=retry)
+        self.supervisor = Supervisor({}, once=once, retry=retry)
+        self._watch = watch
         self._retry = retry
         self._metrics = metrics
         self._status = status
@@ -76,7 +83,7 @@ class SourceBuilder:
         _warn_of_weak_tls(name, settings)
         known = self._status.sources.get(name)
         if known is None:
-            known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
+            known = self._status.sources[name] = SourceStatus(name, since=utc_now())
         known.storage = partial(self._lake.waiting, name)
         known.references.clear()
         known.claim = claim_of(settings)
@@ -94,6 +101,8 @@ class SourceBuilder:
             self._root,
             self._retry,
         )
+        if self._watch is not None:
+            self._watch(built.telemetry)
         self.supervisor.start_source(name, built)
 
     def under_way(self) -> list[str]:

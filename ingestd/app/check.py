@@ -115,5 +115,5 @@ def _merged(found: Sequence[CheckLine], rehearsed: Sequence[CheckLine]) -> list[
     """Return both without duplicates; a table that a start refuses is not listed as captured."""
     refused = {line.subject for line in rehearsed if line.level == "fail"}
     kept = [line for line in found if line.level == "fail" or line.subject not in refused]
-    said = {(line.detail, line.remedy) for line in kept}
-    return kept + [line for line in rehearsed if (line.detail, line.remedy) not in said]
+    reported = {(line.detail, line.remedy) for line in kept}
+    return kept + [line for line in rehearsed if (line.detail, line.remedy) not in reported]

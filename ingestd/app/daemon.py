@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from ingestd.observe.status import DaemonStatus, paused, ready
 from ingestd.observe.systemd import notifying_service_manager
 from ingestd.pipeline.telemetry.storage import StorageTelemetry
 from ingestd.ports import LakeFactory
+from ingestd.process.clock import utc_now
 from ingestd.process.memory import gc_frozen
 
 EXIT_WITHIN_S = 9.5
@@ -39,10 +39,12 @@ CUT_OFF = 75
 """Exit code of a stop that abandoned unfinished work: the same as of a transient error."""
 
 
-def run(config_path: Path, accepted: Collection[str] = ()) -> int:
+def run(config_path: Path, accepted: Collection[str] = (), *, once: bool = False) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError.
 
     `accepted`: sources that may start, once, in another lake than the one they were written to.
+    `once`: end when the lake has all that the sources have committed; raises IngestdError if that
+    can't be reached.
     """
     config = load(config_path)
     for name in accepted:
@@ -52,7 +54,7 @@ def run(config_path: Path, accepted: Collection[str] = ()) -> int:
     _arm_failpoints()
     with gc_frozen():  # the modules of this kind of lake
         lake = lake_of(config)
-    asyncio.run(_run(config, lake, partial(load, config_path), accepted))
+    asyncio.run(_run(config, lake, partial(load, config_path), accepted, once=once))
     return 0
 
 
@@ -67,14 +69,19 @@ def _arm_failpoints() -> None:
 
 
 async def _run(
-    config: Config, lake: LakeFactory, load: Callable[[], Config], accepted: Collection[str]
+    config: Config,
+    lake: LakeFactory,
+    load: Callable[[], Config],
+    accepted: Collection[str],
+    *,
+    once: bool,
 ) -> None:
     log = structlog.get_logger("ingestd")
     asyncio.get_running_loop().set_exception_handler(logs.LoopErrors())
     stop, hangups = asyncio.Event(), asyncio.Event()
     metrics = Metrics()
-    status = DaemonStatus(__version__, datetime.now(UTC), lake=config.lake.uri)
-    building = SourceBuilder(lake, metrics, status, config.redactor, accepted)
+    status = DaemonStatus(__version__, utc_now(), lake=config.lake.uri)
+    building = SourceBuilder(lake, metrics, status, config.redactor, accepted, once=once)
     _react_to_signals(stop, hangups, building.under_way)
     supervisor = building.supervisor
     for name in config.sources:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ingestd.observe.status_json import to_json
 from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.ports import LakeFactory, LakeLost
 from ingestd.postgres.connection.claim_names import claim_of
+from ingestd.process.clock import utc_now
 
 
 def status(config_path: Path, why: str) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def status(config_path: Path, why: str) -> dict[str, Any]:
 
 
 async def _status(config: Config, why: str) -> dict[str, Any]:
-    now = datetime.now(UTC)
+    now = utc_now()
     daemon = DaemonStatus(__version__, now, lake=config.lake.uri)
     for name, settings in config.sources.items():
         daemon.sources[name] = await _offline(config, name, settings, now)

@@ -18,6 +18,7 @@ from ingestd.cli.commands.check import check
 from ingestd.cli.commands.demo import demo
 from ingestd.cli.commands.drop import drop
 from ingestd.cli.commands.epochs import epochs
+from ingestd.cli.commands.export import export, query
 from ingestd.cli.commands.init import init
 from ingestd.cli.commands.pause import pause, resume
 from ingestd.cli.commands.peek import peek
@@ -79,7 +80,7 @@ def _root(
 
 for _command in (
     *(init, run, check, status, snapshot, pause, resume),
-    *(tables, verify, epochs, peek, drop, demo),
+    *(tables, verify, epochs, peek, export, query, drop, demo),
 ):
     app.command(
         cls=StatusCommand if _command is status else None, epilog=epilog(_command.__name__)

@@ -39,7 +39,7 @@ def daemon_address(config: Path | None, url: str | None) -> Endpoint:
     return listen
 
 
-def meant_daemon(config: Config) -> DaemonIdentity:
+def expected_daemon(config: Config) -> DaemonIdentity:
     """Return the identity of a config's daemon."""
     from ingestd.http.daemon_identity import DaemonIdentity  # noqa: PLC0415
     from ingestd.postgres.connection.claim_names import claim_of  # noqa: PLC0415
@@ -66,5 +66,5 @@ def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:
         return None, f"{error.what} ({error.remedy})"
     if found is None:
         return None, f"no daemon answers on {listen}"
-    why = meant_daemon(loaded).difference(found)
+    why = expected_daemon(loaded).difference(found)
     return (found, "") if why is None else (None, f"another daemon listens on {listen}: {why}")

@@ -34,6 +34,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "ingestd peek shop public.orders -c ingestd.toml",
         "ingestd peek shop public.orders -c ingestd.toml --limit 1 --json",
     ),
+    "export": (
+        "ingestd export shop public.orders --format parquet -o orders.parquet",
+        "ingestd export shop public.orders -c ingestd.toml --at 17",
+    ),
+    "query": ("ingestd query shop 'SELECT count(*) FROM orders' -c ingestd.toml",),
     "drop": ("ingestd drop shop -c ingestd.toml",),
     "demo": ("ingestd demo --seconds 60",),
 }

@@ -48,14 +48,14 @@ class KeyPathError(ValueError):
 class Problem:
     """A key at `at` that is refused, and `why`.
 
-    `quotes`: whether the message quotes the value. `meant`: the key that an unknown one is probably
-    a misspelling of.
+    `quotes`: whether the message quotes the value. `suggested`: the key that an unknown one is
+    probably a misspelling of.
     """
 
     at: KeyPath
     why: str
     quotes: bool = False
-    meant: str = ""
+    suggested: str = ""
 
 
 def problems_of(
@@ -85,8 +85,8 @@ def problems_of(
         else:
             words = _WORDS.get(kind)
             found.append(Problem(where, words.format(**context) if words else fault["msg"]))
-    meant = {(*p.at[:-1], p.meant) for p in found if p.meant}
-    return [p for p in found if not (p.why == _WORDS["missing"] and p.at in meant)]
+    suggested = {(*p.at[:-1], p.suggested) for p in found if p.suggested}
+    return [p for p in found if not (p.why == _WORDS["missing"] and p.at in suggested)]
 
 
 def describe(problems: Sequence[Problem], document: object, resolver: Interpolator) -> list[str]:
@@ -114,7 +114,7 @@ def _unknown(at: KeyPath, keys: Sequence[str], given: Collection[str]) -> Proble
         str(at[-1]), sorted({*keys}.difference(given)), n=1, cutoff=0.5
     )
     if near:
-        return Problem(at, f"unknown key; did you mean {near[0]!r}?", meant=near[0])
+        return Problem(at, f"unknown key; did you mean {near[0]!r}?", suggested=near[0])
     return Problem(at, f"unknown key; valid keys: {', '.join(keys)}")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,54}\Z")
 _SECRET_OPTION = re.compile(r"key|secret|token|password|credential|sas|account", re.IGNORECASE)
-_TELLING_LENGTH = 8
+_REVEALING_LENGTH = 8
 """Shorter values (a region, 'true') are not secrets on their own."""
 
 
@@ -150,13 +150,13 @@ def _hide(config: Config, resolver: Interpolator, environ: Mapping[str, str]) ->
     for name, option in config.lake.storage_options.items():
         value = option.get_secret_value()
         # a region or "true" is not a secret; masking it would mask half of every log line
-        if _SECRET_OPTION.search(name) or len(value) >= _TELLING_LENGTH:
+        if _SECRET_OPTION.search(name) or len(value) >= _REVEALING_LENGTH:
             known.append(value)
     for at, value in resolver.values.items():
         section, name = _field_at(config, at)
         section._hidden.add(name)  # noqa: SLF001 - a Section's own, as this module's
         is_free_text = type(section).model_fields[name].annotation is str
-        if is_free_text and len(value) >= _TELLING_LENGTH:
+        if is_free_text and len(value) >= _REVEALING_LENGTH:
             known.append(value)
     config._redactor = Redactor(known)  # noqa: SLF001
 

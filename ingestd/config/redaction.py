@@ -97,8 +97,8 @@ def secrets_of(value: str) -> Iterator[str]:
             yield inner
             yield unquote(inner)
             yield unquote_plus(inner)
-            meant = inner[1:-1] if inner[:1] in "'\"" else inner
-            yield re.sub(r"\\(.)", r"\1", meant, flags=re.DOTALL)
+            unquoted = inner[1:-1] if inner[:1] in "'\"" else inner
+            yield re.sub(r"\\(.)", r"\1", unquoted, flags=re.DOTALL)
 
 
 def secrets_in_environment(environ: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Change rows built from walked tuples: typed columns and the `_cdc_*` columns.
+"""Builds a batch's columns from walked tuples: typed columns, and the `_cdc_*` columns.
+
+Of the latter it decides `_cdc_before`, `_cdc_unchanged` (TOASTed values that were not sent) and
+`_cdc_raw`.
 
 A cast takes a fifth of a millisecond, however few values it has. If many tables have a few rows
 each, `cast_batched` casts their columns of one type as one column.

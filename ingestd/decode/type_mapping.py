@@ -15,7 +15,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from ingestd.decode.lake_column_names import folded
+from ingestd.decode.lake_columns import folded
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, lake_type_name
 
 NUMERIC_OID = 1700

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ingestd.observe.status import DaemonStatus
 
 _CLOSE_WITHIN_S = 1.0
-_TELL_EVERY_S = 60.0
+_REPORT_EVERY_S = 60.0
 """Least time between log lines about malformed requests, which could fill the disk otherwise."""
 
 
@@ -181,24 +181,24 @@ class _BadRequests(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told_at = -_TELL_EVERY_S
-        self._untold = 0
+        self._reported_at = -_REPORT_EVERY_S
+        self._unreported = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return False for a record about a malformed request, which is counted instead."""
         error = None if record.exc_info is None else record.exc_info[1]
         if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
             return True
-        self._untold += 1
+        self._unreported += 1
         now = time.monotonic()
-        if now - self._told_at >= _TELL_EVERY_S:
+        if now - self._reported_at >= _REPORT_EVERY_S:
             structlog.get_logger("ingestd").warning(
                 "http.bad_request",
                 reason=type(error).__name__,
                 peer=next(iter(record.args), None) if isinstance(record.args, tuple) else None,
-                count=self._untold,
+                count=self._unreported,
             )
-            self._told_at, self._untold = now, 0
+            self._reported_at, self._unreported = now, 0
         return False
 
 

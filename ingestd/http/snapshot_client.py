@@ -56,16 +56,16 @@ def ask_for_snapshot(
     tables: Sequence[str],
     *,
     where: str | None = None,
-    meant: DaemonIdentity | None = None,
+    expected: DaemonIdentity | None = None,
 ) -> Following:
     """Ask the daemon for a snapshot of tables, or of the rows that match `where` (SQL).
 
-    `meant`: the daemon that must answer; None: any. Raises ConfigError for invalid names,
+    `expected`: the daemon that must answer; None: any. Raises ConfigError for invalid names,
     OperatorError for tables that are not captured or if no daemon accepts the request,
     TransientError while the source is not running.
     """
     names = table_names(tables)
-    before = _status_of(address, meant)
+    before = _status_of(address, expected)
     request_snapshot(address, source, names, where)
     return Following(source, names, before, is_partial=where is not None)
 
@@ -75,14 +75,14 @@ def ask_to_cancel(
     source: str,
     tables: Sequence[str],
     *,
-    meant: DaemonIdentity | None = None,
+    expected: DaemonIdentity | None = None,
 ) -> Sequence[str]:
     """Ask the daemon to cancel snapshots of tables; return the tables' names.
 
     Raises as `ask_for_snapshot`, and OperatorError for a table without a snapshot.
     """
     names = table_names(tables)
-    _status_of(address, meant)
+    _status_of(address, expected)
     cancel_snapshot(address, source, names)
     return names
 
@@ -95,15 +95,15 @@ def table_names(tables: Sequence[str]) -> list[str]:
         raise ConfigError(str(error)) from error
 
 
-def _status_of(address: Address, meant: DaemonIdentity | None) -> Status:
+def _status_of(address: Address, expected: DaemonIdentity | None) -> Status:
     found = fetch_status(address)
     if found is None:
         raise OperatorError(
             f"no ingestd daemon answers on {address}",
             remedy="start it with `ingestd run`, or give its address with --url",
         )
-    if meant is not None:
-        meant.require(address, found)
+    if expected is not None:
+        expected.require(address, found)
     return found
 
 

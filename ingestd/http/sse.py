@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from aiohttp import web
 
 from ingestd.http.status_diff import RedactionCache, StatusDiff
 from ingestd.observe.history import INTERVAL_S, SourceHistories
+from ingestd.process.clock import utc_now
 
 if TYPE_CHECKING:
     from ingestd.config.redaction import Redactor
@@ -28,10 +29,6 @@ MAX_READERS = 16
 _WAITING = 8
 """Events that are queued for a reader, besides those in socket buffers."""
 _TICK_S = 1.0
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 class _Reader:
@@ -65,7 +62,7 @@ class EventsFeed:
         status: DaemonStatus,
         redactor: Redactor,
         *,
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.history = SourceHistories()

@@ -23,7 +23,8 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.fencing import SEPARATE, drop_of
 from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.store import LocalStore, Store, open_store
+from ingestd.lake.store.local_store import LocalStore
+from ingestd.lake.store.store import Store, open_store
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError, OperatorError
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _CHECKS = 16
 """Budget checks per budget's worth of rows: with many tables a check takes time."""
-_FOOTERS, _PARTS = 0.5, 1.5
+_FOOTERS, _MULTIPART = 0.5, 1.5
 """Multiples of the budget that open files may use for their footers, in addition to it; the second
 one applies where files are uploaded in parts, and includes those."""
 
@@ -40,7 +40,7 @@ one applies where files are uploaded in parts, and includes those."""
 class _TablePart:
     """A table's part of the epoch. `schema`: the schema that the raw table must have to hold it.
 
-    `resume`: that of its newest batch with one, else None.
+    `resume`: the `TableBatch.resume` of its newest batch that has one, else None.
     """
 
     raw: RawTable
@@ -91,9 +91,9 @@ class DeltaEpochWriter:
         """Accept rows; count but drop changes below the watermark at `open` (I3)."""
         self._refuse_if_closed()
         table = batch.table.id
-        raw = await self._lake.reload_if_damaged(table)
+        raw = await self._lake.raw_tables.reload_if_damaged(table)
         self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
-        rows = batch.rows if from_snapshot else _above(batch.rows, raw.watermark)
+        rows = batch.rows if from_snapshot else _not_below(batch.rows, raw.watermark)
         if rows.num_rows == 0 and batch.resume is None:
             return
         rows = with_epoch(rows, self._number)
@@ -109,7 +109,7 @@ class DeltaEpochWriter:
         try:
             self._unchecked_bytes += part.sink.add_rows(rows)
         except FolderError as error:
-            raise self._lake.set_damaged(table, error) from error
+            raise self._lake.raw_tables.set_damaged(table, error) from error
         if self._unchecked_bytes > self._lake.buffer_bytes // _CHECKS:
             self._unchecked_bytes = 0
             await self._spill()
@@ -136,7 +136,7 @@ class DeltaEpochWriter:
         its watermark is at or above that end, so no row is appended twice (I3).
         """
         self._refuse_if_closed()
-        if self.rows == 0 and not self._lake.has_unlisted:
+        if self.rows == 0 and not self._lake.raw_tables.unlisted:
             msg = "an epoch without rows is not committed: use Sink.advance"
             raise ValueError(msg)
         self.is_committing = True
@@ -185,7 +185,7 @@ class DeltaEpochWriter:
             return
         while self._own_waiting_bytes() and self._waiting_bytes() > self._lake.buffer_bytes // 2:
             largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
-            await self._lake.of_table(largest.raw.id, largest.sink.spill())
+            await self._lake.raw_tables.of_table(largest.raw.id, largest.sink.spill())
             await self._trim_if_due()
         await self._trim()
 
@@ -203,7 +203,7 @@ class DeltaEpochWriter:
         their rows; and an object store accepts no small parts.
         """
         part_bytes = self._lake.store.part_bytes
-        share = _PARTS if part_bytes else _FOOTERS
+        share = _MULTIPART if part_bytes else _FOOTERS
         limit_bytes = max(share * self._lake.buffer_bytes, 2 * part_bytes)
         kept_bytes = sum(part.sink.open_bytes for part in self._parts.values())
         if kept_bytes <= limit_bytes:
@@ -213,7 +213,7 @@ class DeltaEpochWriter:
             if kept_bytes <= limit_bytes / 2:
                 break
             kept_bytes -= part.sink.open_bytes
-            closing.append(self._lake.of_table(part.raw.id, part.sink.close_file()))
+            closing.append(self._lake.raw_tables.of_table(part.raw.id, part.sink.close_file()))
         await gather_fail_fast(closing)
 
     def _waiting_bytes(self) -> int:
@@ -241,7 +241,7 @@ class DeltaEpochWriter:
         `commits`: the files stay, as a commit that failed here may still arrive in the store.
         """
         try:
-            return await self._lake.of_table(part.raw.id, work)
+            return await self._lake.raw_tables.of_table(part.raw.id, work)
         except TableError as error:
             self._failed.append(error)
             self._parts.pop(part.raw.id, None)
@@ -329,8 +329,11 @@ async def _abort(parts: Iterable[_TablePart]) -> None:
         raise fault
 
 
-def _above(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
-    """Return the rows that the raw table does not hold yet."""
+def _not_below(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
+    """Return the rows that the raw table does not hold yet: those at the watermark or above it.
+
+    A transaction may begin where the last one ended, so a row at the watermark is new.
+    """
     if watermark is None or rows.num_rows == 0:
         return rows
     above = rows.column("_cdc_lsn").to_numpy() >= int(watermark)

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, ReplacedError
+from ingestd.lake.delta.append_log import AppendLog, Creation, ReplacedError
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_INTERVAL
 from ingestd.lake.delta.log import AcceptTorn
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.parquet_writer import FragmentWriter

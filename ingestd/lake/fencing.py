@@ -27,7 +27,7 @@ class WriterIdentity:
         self.name = f"{uuid.uuid4().hex} {claim}".rstrip()
         self.has_fenced = False
         self._doubtful: dict[str, int] = {}
-        self._claimed: set[str] = set()
+        self._alleged: set[str] = set()
 
     def doubt(self, folder: str, version: int) -> None:
         """Record that a failed commit of this version of a log may still appear."""
@@ -37,20 +37,20 @@ class WriterIdentity:
         """Return whether a failed commit may still appear above this newest version."""
         return self._doubtful.get(folder, -1) > version
 
-    def is_first_claim(self, folder: str) -> bool:
-        """Return whether this is the first takeover that this raw table's log claims.
+    def is_first_allegation(self, folder: str) -> bool:
+        """Return whether this is the first takeover that this raw table's log alleges.
 
         A writer that was fenced just now may have committed there before, so the lake is re-read
         once. From then on all logs have a fence of this process.
         """
-        is_first = folder not in self._claimed
-        self._claimed.add(folder)
+        is_first = folder not in self._alleged
+        self._alleged.add(folder)
         return is_first
 
-    def forget_claims_after(self, signed: str | None) -> None:
-        """Let claims of a takeover count as first ones again if another wrote `_epochs` last."""
+    def forget_allegations_after(self, signed: str | None) -> None:
+        """Let alleged takeovers count as first ones again if another wrote `_epochs` last."""
         if signed not in {None, self.name}:
-            self._claimed.clear()
+            self._alleged.clear()
 
     def other_claim(self, signed: str | None) -> str | None:
         """Return the claim of a commit's signer, None if this claim proves that it has ended.

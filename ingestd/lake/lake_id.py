@@ -12,8 +12,8 @@ import uuid
 
 from ingestd.failpoints import reach
 from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.local_store import ID_FILE as NAME
 from ingestd.lake.store.paths import OddFileError
-from ingestd.lake.store.store import ID_FILE as NAME
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import LakeLostError, OperatorError
 from ingestd.model.recorded import RecordError, read_json
@@ -21,7 +21,7 @@ from ingestd.model.recorded import RecordError, read_json
 FORMAT = 1
 """The newest format that this version reads and writes."""
 _MOST_BYTES = 1 << 16
-_OF_NOBODY = {"lost+found"}
+_OF_FILE_SYSTEMS = {"lost+found"}
 _NAMED = 3
 
 
@@ -104,7 +104,7 @@ def removed(store: Store, segment: str, lake_id: str | None) -> str | None:
             )
         if not store.syncs:
             return None  # a prefix of a bucket is always mounted
-        found = [n for n in (*store.folders(""), *store.files("")) if n not in _OF_NOBODY]
+        found = [n for n in (*store.folders(""), *store.files("")) if n not in _OF_FILE_SYSTEMS]
     found = [name for name in found if not name.startswith(".")]
     if not found:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingestd.lake.delta.append_log import ForeignCommitError
+from ingestd.lake.delta.conflicts import ForeignCommitError
 from ingestd.lake.delta.log import TableLog
 from ingestd.model.errors import FolderError, OperatorError
 from ingestd.model.lake_state import Notice

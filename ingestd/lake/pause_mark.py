@@ -15,6 +15,7 @@ from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import LakeLostError
 from ingestd.model.recorded import RecordError, read_json
+from ingestd.process.clock import utc_now
 
 _MOST_BYTES = 1 << 16
 NAME = "_paused"
@@ -80,7 +81,7 @@ class LakePauseMark:
 
     def _written(self, store: Store) -> datetime:
         at = store.written(self._folder).get(NAME)
-        return datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+        return utc_now() if at is None else datetime.fromtimestamp(at, UTC)
 
     def _put(self, now: datetime) -> datetime:
         since = self.read_since()

@@ -14,12 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.append_log import (
-    CHECKPOINT_INTERVAL,
-    AppendLog,
-    ClaimedTakeoverError,
-    Creation,
-)
+from ingestd.lake.delta.append_log import AppendLog, Creation
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_INTERVAL
+from ingestd.lake.delta.conflicts import AllegedTakeoverError
 from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.log import AcceptTorn, TableLog
 from ingestd.lake.delta.log_paths import file_of
@@ -229,11 +226,11 @@ class RawTable:
 
     @contextmanager
     def reread_once(self) -> Iterator[None]:
-        """Raise the first ClaimedTakeoverError as TransientError: the lake is re-read."""
+        """Raise the first AllegedTakeoverError as TransientError: the lake is re-read."""
         try:
             yield
-        except ClaimedTakeoverError as error:
-            if not self.log.is_first_claim():
+        except AllegedTakeoverError as error:
+            if not self.log.is_first_allegation():
                 raise
             raise TransientError(error.what, reason="claimed", remedy=error.remedy) from error
 

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.lake.delta.append_log import AppendLog, Creation
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_INTERVAL
 from ingestd.lake.delta.log import AcceptTorn
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.parquet_writer import FragmentWriter
@@ -144,7 +145,7 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
         "at": event.at,
         "replica_identity": table.replica_identity,
         "columns": [_column(c, is_key=c.name in key) for c in table.columns],
-        "storage": table.storage,
+        "storage": table.fingerprint,
         "progress": event.progress or None,
     }
     if before is None:
@@ -195,7 +196,7 @@ def _registered(row: dict[str, Any]) -> RegisteredTable:
             )
             for c in row["columns"]
         ),
-        storage=row["storage"] or "",
+        fingerprint=row["storage"] or "",
         at=row["at"],
         replica_identity=row["replica_identity"],
         progress=row["progress"] or "",

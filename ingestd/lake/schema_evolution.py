@@ -1,6 +1,7 @@
 """Evolution of a table's schema in the lake when rows with another schema arrive.
 
-Columns are added, never removed or changed. deltalake's own schema merge is not used: it casts
+Columns are added, never removed or changed. A source column with a new type has another lake column
+by then (`ingestd.decode.lake_columns`). deltalake's own schema merge is not used: it casts
 silently and loses values.
 """
 

@@ -73,13 +73,13 @@ class TableBatch:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """An item of `ChangeCapture.live`: rows of any number of tables, and a position.
+    """An item of `ChangeCapture.changes`: rows of any number of tables, and a position.
 
     `position`: every captured change of every transaction with commit_lsn below it has been
-    yielded, in this change set or before. It never decreases. `is_open`: the change set ends inside
-    a transaction whose rows (all of its last rows) are not below `position`: an epoch can't be
-    closed after it. `first_lsn`: commit_lsn of the first transaction with captured changes in this
-    change set, which may have begun in an earlier, open change set; None if there is none.
+    yielded, in this change set or before. It never decreases. `ends_in_transaction`: the change set
+    ends inside a transaction whose rows (all of its last rows) are not below `position`: an epoch
+    can't be closed after it. `first_lsn`: commit_lsn of the first transaction with captured changes
+    in this change set, which may have begun in an earlier, open change set; None if there is none.
     `commit_times`: commit time at the source, in us since 1970 UTC (int64), one for each
     transaction with captured changes that *ended* in this change set. `are_replicated`: which of
     them have a replication origin, so that another server set their commit time; None: none of
@@ -87,13 +87,13 @@ class ChangeSet:
     missing changes from here on; they must be re-read. `refused`: errors that stop tables because a
     change can't be accepted, at most one for each; `batches` lack those changes. `doubts`: captured
     tables for which the stream has shown something that no discovery has resolved yet, with the
-    `Table.storage` to record before anything beyond this change set can be confirmed.
+    `Table.fingerprint` to record before anything beyond this change set can be confirmed.
     `ignored_messages`: count of logical messages written by others.
     """
 
     batches: tuple[TableBatch, ...]
     position: Lsn
-    is_open: bool
+    ends_in_transaction: bool
     first_lsn: Lsn | None
     commit_times: NDArray[np.int64]
     nbytes: int
@@ -130,7 +130,9 @@ def field_of(values: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.Chu
 
 def idle_change_set(position: Lsn) -> ChangeSet:
     """Return a change set that reports nothing captured up to `position`."""
-    return ChangeSet((), position, is_open=False, first_lsn=None, commit_times=NO_COMMITS, nbytes=0)
+    return ChangeSet(
+        (), position, ends_in_transaction=False, first_lsn=None, commit_times=NO_COMMITS, nbytes=0
+    )
 
 
 def marker_batch(table: Table, point: Lsn, at: datetime) -> TableBatch:

@@ -1,7 +1,7 @@
 """The errors of ingestd: one hierarchy, by what happens next.
 
 ===================  ================================================================
-class                action of the supervisor
+class                what the daemon does
 ===================  ================================================================
 `TransientError`     backs off 0.5 s to 30 s with jitter and retries
 `OperatorError`      stops the source, retries every 60 s: operator action required

@@ -100,7 +100,7 @@ class RegisteredTable:
     snapshot_lsn: Lsn | None
     columns: tuple[RegisteredColumn, ...] = ()
     lake_columns: Mapping[str, RegisteredColumn] = field(default_factory=dict)
-    storage: str = ""
+    fingerprint: str = ""
     replica_identity: ReplicaIdentity = "d"
     progress: str = ""
     resume: str = ""
@@ -113,11 +113,13 @@ class RegisteredTable:
             return replace(self, lake_columns={c.name: c for c in self.columns})
         columns = self.columns or before.columns
         ever = {**before.lake_columns, **{c.name: c for c in columns}}
-        storage = self.storage or before.storage
+        fingerprint = self.fingerprint or before.fingerprint
         earlier = before.earlier
         if before.oid not in {0, self.oid}:
             earlier = (*earlier, replace(before, earlier=()))[-_EARLIER:]
-        return replace(self, columns=columns, lake_columns=ever, storage=storage, earlier=earlier)
+        return replace(
+            self, columns=columns, lake_columns=ever, fingerprint=fingerprint, earlier=earlier
+        )
 
 
 def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredTable:
@@ -131,7 +133,7 @@ def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredT
         reason=event.reason,
         snapshot_lsn=event.snapshot_lsn,
         columns=registered_columns(table),
-        storage=table.storage,
+        fingerprint=table.fingerprint,
         replica_identity=table.replica_identity,
         progress=event.progress,
         at=event.at,
@@ -175,7 +177,7 @@ class LakeState:
 
     `epoch`: number of the last epoch, 0 if none. `position`: where streaming continues: the end_lsn
     of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
-    empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
+    empty lake. `watermarks`: per table, the position below which its raw table is complete, which
     may be above `position` after a crash between two commits. `origin`: the server (its system
     identifier) these rows come from. `unlisted`: per table, its rows beyond the last epoch.
     `missing`: tables that an epoch lists and whose raw table does not exist; `tables` has them as

@@ -11,16 +11,18 @@ Each source has the same share of it. Of a source's share:
                                  that
 =======================  ======  =============================================================
 
-Of a connector's memory:
+Of a connector's memory, which is that of one `kind`:
 
 =======================  ======  =============================================================
-`RECEIVED`               1/12    messages received while the decoder is busy; with 1/8
+`RECEIVED`               1/12    `wal`: messages received while the decoder is busy; with 1/8
                                  instead, peak memory is 40 MB higher
-`DECODED`                1/8     changes of small tables that wait to be cast together
-`OPEN_TRANSACTIONS`      1/8     messages of open transactions; more of them go to disk
-`POLLED`                 1/8     rows of a poll
-`POLLED_KEYS`            3/4     hashes of the keys that a delete sweep compares
-`SNAPSHOT_PAGES`         1/4     pages of all snapshot workers
+`HELD_MESSAGES`          1/8     `wal`: messages of incomplete transactions in the decoder, of
+                                 8 MiB at most; more of them are returned as an open change set
+`OPEN_TRANSACTIONS`      1/8     `wal`: messages that the server sends before their transaction
+                                 commits; more of them go to disk
+`POLLED`                 1/8     `polling`: rows of a poll
+`POLLED_KEYS`            3/4     `polling`: hashes of the keys that a delete sweep compares
+`SNAPSHOT_PAGES`         1/4     both: pages of all snapshot workers
 =======================  ======  =============================================================
 
 Of the memory of `verify`:
@@ -43,7 +45,7 @@ REFERENCE_BUFFER = Fraction(1, 8)
 REFERENCE_FOLD = Fraction(1, 16)
 
 RECEIVED = Fraction(1, 12)
-DECODED = Fraction(1, 8)
+HELD_MESSAGES = Fraction(1, 8)
 OPEN_TRANSACTIONS = Fraction(1, 8)
 POLLED = Fraction(1, 8)
 POLLED_KEYS = Fraction(3, 4)

@@ -41,7 +41,10 @@ text, in several forms."""
 
 
 def row_limit_bytes(memory_bytes: int) -> int:
-    """Return the largest row that a connector of `memory_bytes` takes: its source's share."""
+    """Return the bytes of text of the largest row: the share of its source.
+
+    `memory_bytes`: the connector's, a quarter (`CONNECTOR`) of that share.
+    """
     return min(UNLIMITED_BYTES, max(LEAST_BYTES, int(memory_bytes / CONNECTOR)))
 
 

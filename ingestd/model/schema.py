@@ -99,8 +99,8 @@ class Table:
     `columns` are in the source's order. `key` names the primary key's columns, in key order, empty
     without one. `before` names the columns of `_cdc_before`, in column order, never empty unless
     the table has no columns. (Both by the source's names.) `row_filter` is the publication's, as
-    SQL. `storage` identifies the files that hold the rows (and for partitions, which ones): rows
-    can be replaced without a change event only if it has changed; empty if unknown.
+    SQL. `fingerprint` identifies the files that hold the rows (and for partitions, which ones):
+    rows can be replaced without a change event only if it has changed; empty if unknown.
     """
 
     id: TableId
@@ -110,7 +110,7 @@ class Table:
     key: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     row_filter: str | None = None
-    storage: str = ""
+    fingerprint: str = ""
 
     def column(self, name: str) -> Column:
         """Return the column of that name. Raises KeyError."""

@@ -77,14 +77,33 @@ def configure(settings: LogSettings, redactor: Redactor, stream: TextIO) -> None
     )
 
 
+def configure_for_library(redactor: Redactor) -> None:
+    """Send ingestd's events to the standard library's logger ``ingestd``, one line of text each.
+
+    For a program that has not configured structlog, which would print them to stdout.
+    """
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.ExceptionRenderer(trace),
+            RedactSecrets(redactor),
+            structlog.processors.LogfmtRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
 def take_what_is_uncaught() -> None:
     """Send warnings and uncaught errors through the log: they may quote secrets.
 
     For the process as a whole, after `configure`.
     """
     logging.captureWarnings(capture=True)
-    sys.unraisablehook = _tell_unraisable
-    threading.excepthook = _tell_thread
+    sys.unraisablehook = _log_unraisable
+    threading.excepthook = _log_thread
 
 
 class LoopErrors:
@@ -97,12 +116,12 @@ class LoopErrors:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._told_at: float | None = None
+        self._reported_at: float | None = None
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """Log the error."""
         del loop
-        if self._is_told(context):
+        if self._is_reported(context):
             return
         task = context.get("task") or context.get("future")
         work = task.get_coro() if isinstance(task, asyncio.Task) else None
@@ -113,18 +132,18 @@ class LoopErrors:
             exc_info=context.get("exception"),
         )
 
-    def _is_told(self, context: Mapping[str, Any]) -> bool:
+    def _is_reported(self, context: Mapping[str, Any]) -> bool:
         """Return whether this is a failed accept, and one was reported recently."""
         if "socket" not in context or not isinstance(context.get("exception"), OSError):
             return False
         now = self._monotonic()
-        if self._told_at is not None and now - self._told_at < _REFUSED_EVERY_S:
+        if self._reported_at is not None and now - self._reported_at < _REFUSED_EVERY_S:
             return True
-        self._told_at = now
+        self._reported_at = now
         return False
 
 
-def _tell_thread(ended: threading.ExceptHookArgs) -> None:
+def _log_thread(ended: threading.ExceptHookArgs) -> None:
     """Log that a thread ended with an error: its text may quote a secret."""
     if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
         name = None if ended.thread is None else ended.thread.name
@@ -133,7 +152,7 @@ def _tell_thread(ended: threading.ExceptHookArgs) -> None:
         )
 
 
-def _tell_unraisable(found: sys.UnraisableHookArgs) -> None:
+def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
     """Log that an object's cleanup failed."""
     structlog.get_logger("ingestd").error(
         "object.failed", what=type(found.object).__name__, exc_info=found.exc_value

@@ -210,10 +210,10 @@ class Metrics:
         self,
         metric: MetricWrapperBase,
         names: tuple[str, ...],
-        is_meant: Callable[[Mapping[str, str]], bool],
+        is_chosen: Callable[[Mapping[str, str]], bool],
     ) -> None:
         samples = [sample for family in metric.collect() for sample in family.samples]
-        own = [sample.labels for sample in samples if is_meant(sample.labels)]
+        own = [sample.labels for sample in samples if is_chosen(sample.labels)]
         for values in {tuple(labels[name] for name in names) for labels in own}:
             metric.remove(*values)
 

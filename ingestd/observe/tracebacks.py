@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import ExcInfo
 
-_TOLD = (IngestdError, OSError)
+_WITHOUT_VALUES = (IngestdError, OSError)
 """Their texts are about files, addresses and names; other errors quote their arguments."""
 
 
@@ -42,7 +42,7 @@ def _lines(error: BaseException, seen: set[int]) -> Iterator[str]:
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}"
     )
-    yield f"{name}: {error}" if isinstance(error, _TOLD) else name
+    yield f"{name}: {error}" if isinstance(error, _WITHOUT_VALUES) else name
     if isinstance(error, BaseExceptionGroup):
         for held in error.exceptions:
             yield "of which:"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 
+from ingestd.model.backoff import Backoff
 from ingestd.model.changes import ChangeSet, TableBatch
 from ingestd.model.errors import TableChangedError, TableError, TableReplacedError
 from ingestd.model.lake_state import TableEvent, TableState
@@ -19,18 +19,20 @@ from ingestd.pipeline.snapshot_queue import Page, SnapshotWork, SplitDone
 from ingestd.pipeline.table_set import TableSet, stopped
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import Sink
+from ingestd.process.clock import utc_now
 
 ALTERED_LIMIT = 5
 """How many times in a row an altered table is re-read at once."""
-AGAIN_LIMIT_S = 30.0
+_WAITS = Backoff(2.0, 30.0)
+"""After that: how long the next read waits."""
 
 
 class EpochAppender:
     """Appends to epochs, and records state changes of the tables in `_tables`.
 
-    `wanted` is set when a table must be re-read. `delivered`: transactions that the stream has
-    delivered, until a snapshot sees them. `flush_requested_lsn`: a position that a caller waits for
-    to become durable.
+    `resnapshot_wanted` is set when a table must be re-read. `unseen_xids`: transactions that the
+    stream has delivered, until a snapshot sees them. `flush_requested_lsn`: a position that a
+    caller waits for to become durable.
     """
 
     def __init__(
@@ -44,11 +46,15 @@ class EpochAppender:
         self._table_set = table_set
         self._telemetry = telemetry
         self._monotonic = monotonic
-        self.wanted = asyncio.Event()
+        self.resnapshot_wanted = asyncio.Event()
         self._windows: dict[TableId, dict[int, DedupWindow]] = {}
-        self.delivered = RecentXids()
+        self.unseen_xids = RecentXids()
         self.flush_requested_lsn = ZERO
         self._durable_splits: dict[int, set[str]] = {}
+
+    def request_flush(self, position: Lsn) -> None:
+        """Request that the lake become durable up to this position soon."""
+        self.flush_requested_lsn = max(self.flush_requested_lsn, position)
 
     async def append_work(self, epoch: FillingEpoch, work: ChangeSet | SnapshotWork) -> None:
         """Append a change set of the stream or a page of a snapshot."""
@@ -91,15 +97,15 @@ class EpochAppender:
         is_void = isinstance(error, TableReplacedError)
         failures = self._table_set.record_altered(error.table, from_the_start=is_void)
         if failures <= ALTERED_LIMIT:
-            self.wanted.set()
+            self.resnapshot_wanted.set()
             return
-        delay_s = min(2.0 ** (failures - ALTERED_LIMIT), AGAIN_LIMIT_S)
+        delay_s = _WAITS.after(failures - ALTERED_LIMIT)
         self._telemetry.reading_failed(error, delay_s)
-        asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
+        asyncio.get_running_loop().call_later(delay_s, self.resnapshot_wanted.set)
 
     def open_window(self, table: Table, snapshot_id: int, floor: PgSnapshot) -> DedupWindow:
         """Record from now on the stream's changes of a table, until its `SnapshotDone`."""
-        window = DedupWindow(table, floor, self.delivered.of_table(table.id))
+        window = DedupWindow(table, floor, self.unseen_xids.of_table(table.id))
         self._windows.setdefault(table.id, {})[snapshot_id] = window
         return window
 
@@ -131,7 +137,7 @@ class EpochAppender:
         live = self._table_set.end_snapshots(snapshot_ids)
         for name in [table.id for table in live if self._table_set.is_incomplete(table.id)]:
             table = self._table_set.stop(name)
-            await self.record([stopped(table, incomplete_row(name), _now(), epoch.position)])
+            await self.record([stopped(table, incomplete_row(name), utc_now(), epoch.position)])
         live = [table for table in live if self._table_set.is_captured(table.id)]
         await self.record_state(live, TableState.LIVE, epoch.position)
         last = {
@@ -157,21 +163,21 @@ class EpochAppender:
             table = self._table_set.interrupt(name)
             if table is not None:  # before anything beyond the gap can be confirmed
                 await self.record_state([table], TableState.SNAPSHOTTING, change_set.position)
-            self.wanted.set()
+            self.resnapshot_wanted.set()
         await self.record(
-            self._table_set.doubt_events(change_set.doubts, _now(), change_set.position)
+            self._table_set.doubt_events(change_set.doubts, utc_now(), change_set.position)
         )
         for batch in change_set.batches:
             if self._table_set.has_successor(batch.table):
                 await self._append(epoch, batch)  # void once its successor has been read
                 continue
             # Those of a stopped table too: it may be read soon.
-            self.delivered.record_changes(batch)
+            self.unseen_xids.record_changes(batch)
             if self._table_set.accepts_changes(batch.table):
                 await self._append_changes(epoch, batch)
         epoch.add_change_set(change_set, self._monotonic())
         self._telemetry.received(change_set, epoch)
-        await self.record(self._table_set.discovery_events(_now(), change_set.position))
+        await self.record(self._table_set.discovery_events(utc_now(), change_set.position))
 
     async def _append_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
         """Append changes of a captured table, unless they stop it."""
@@ -189,14 +195,14 @@ class EpochAppender:
         elif self._table_set.is_new_version(batch.table):
             first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
             if self._table_set.is_ambiguous(batch.table, first, xid):
-                self.wanted.set()
+                self.resnapshot_wanted.set()
             await self.record_state([batch.table], self._table_set.state(batch.table.id), first)
         self._table_set.record_change(batch.table.id, last)
         await self._append(epoch, batch)
 
     async def record_state(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:
         """Record that tables entered a state."""
-        await self.record(self._table_set.events(tables, state, _now(), at_lsn))
+        await self.record(self._table_set.events(tables, state, utc_now(), at_lsn))
 
     async def record(self, events: Sequence[TableEvent]) -> None:
         """Append to `_tables` and show it.
@@ -222,14 +228,10 @@ class EpochAppender:
         In this order: after the stop nothing else can record them as live.
         """
         tables = [(self._table_set.stop(error.table), error) for error in errors]
-        await self.record([stopped(table, error, _now(), position) for table, error in tables])
+        await self.record([stopped(table, error, utc_now(), position) for table, error in tables])
 
     async def stop_table(self, epoch: FillingEpoch, error: TableError) -> None:
         """Stop a table, and record why."""
         table = self._table_set.stop(error.table)
         await epoch.discard(error.table)
-        await self.record([stopped(table, error, _now(), epoch.position)])
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+        await self.record([stopped(table, error, utc_now(), epoch.position)])

@@ -89,7 +89,7 @@ class FillingEpoch:
     first_lsn: Lsn | None = None
     last_commit: datetime | None = None
     nbytes: int = 0
-    is_open: bool = False
+    ends_in_transaction: bool = False
     opened_at: float | None = None
     has_snapshot_rows: bool = False
     has_unlisted_rows: bool = False
@@ -129,7 +129,7 @@ class FillingEpoch:
     def add_change_set(self, change_set: ChangeSet, now: float) -> None:
         """Record a change set whose rows the writer has."""
         self.position = max(self.position, change_set.position)
-        self.is_open = change_set.is_open
+        self.ends_in_transaction = change_set.ends_in_transaction
         self.nbytes += change_set.nbytes
         if change_set.first_lsn is not None:
             first = change_set.first_lsn if self.first_lsn is None else self.first_lsn
@@ -166,7 +166,7 @@ class FillingEpoch:
     def can_close(self) -> bool:
         """True if it ends between two transactions and at or above its floor (I2, I4)."""
         awaits = bool(self.awaits) and self.nbytes < self.patience_bytes
-        if self.is_open or awaits or self.position < self.floor:
+        if self.ends_in_transaction or awaits or self.position < self.floor:
             return False
         return self.position > self.start or not self.has_snapshot_rows
 
@@ -175,12 +175,15 @@ class FillingEpoch:
         """True if nothing captured is in it, so that only its position is recorded (I10)."""
         return self.can_close and not self.has_rows
 
-    def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
-        """Return whether it must be committed now; if it ends a split, as soon as it can close."""
+    def is_due(self, now: float, policy: EpochPolicy, *, asked: bool = False) -> bool:
+        """Return whether it must be committed now; if it ends a split, as soon as it can close.
+
+        `asked`: something waits for it to be durable.
+        """
         if self.opened_at is None or not self.can_close or not self.has_rows:
             return False
         full = bool(self.snapshot_ids or self.splits) or self.nbytes >= policy.max_bytes
-        return full or checkpoint or now - self.opened_at >= policy.max_delay_s
+        return full or asked or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:
         """Return how long to wait for work; None: indefinitely."""

@@ -84,6 +84,13 @@ class Maintainer:
             self._telemetry.telemetry.epoch_listeners.remove(self._committed)
             self._telemetry.telemetry.listeners.remove(self._woken.set)
 
+    async def maintain(self) -> None:
+        """Run all tasks that the schedule has, now."""
+        now = self._monotonic()
+        self._join_due_s = None if self._join_due_s is None else now
+        self._clean_due_s = None if self._clean_due_s is None else now
+        await self._maintain()
+
     def _committed(self, epoch: CommittedEpoch) -> None:
         names = ["_epochs", *(str(entry.table) for entry in epoch.tables)]
         self._new.update(names)

@@ -3,7 +3,7 @@
 States and transitions::
 
     starting ----> streaming ----> closed (stop)
-                       any fault: raised to the supervisor, which creates a new pipeline
+                       any fault: raised to `SourceRunner`, which retries with a new one
 
 An epoch that is being committed is finished first, unless that takes too long: if the slot is lost
 with the failure (a failover), nothing resends what some tables lack of it. The epoch is not
@@ -29,7 +29,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -55,6 +55,7 @@ from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.table_sync import TableSync
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink
+from ingestd.process.tasks import cancel_all
 
 LEAST_IDLE_S = 0.1
 CLAIM_WITHIN_S = 1.0
@@ -63,6 +64,7 @@ QUEUE_SIZE = 2
 """Change sets and pages that wait to be appended."""
 
 PipelineWork = ChangeSet | SnapshotWork
+OnDrained = Callable[[], Awaitable[None]]
 
 
 T = TypeVar("T")
@@ -102,8 +104,10 @@ class Pipeline:
         self._stopped: list[TableError] = []
         self._background: list[asyncio.Task[None]] = []
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, drained: OnDrained | None = None) -> None:
         """Run until `stop` is set. Raise the fault that ended it otherwise; leave nothing running.
+
+        `drained`: awaited once the lake has all that the source has committed by then.
 
         A stop finishes the open epoch if it can be closed, within `finish_limit_s`; a start or a
         snapshot is abandoned at once. A fault drops the open epoch, and waits as long for the one
@@ -115,9 +119,9 @@ class Pipeline:
             cleaning.push_async_callback(self._sink.close)
             cleaning.push_async_callback(self._abandon)
             stopping = asyncio.create_task(_until(stop))
-            cleaning.push_async_callback(_cancel, stopping)
-            work = asyncio.create_task(self._run_claimed(stop))
-            cleaning.push_async_callback(_cancel, work)
+            cleaning.push_async_callback(cancel_all, stopping)
+            work = asyncio.create_task(self._run_claimed(stop, drained))
+            cleaning.push_async_callback(cancel_all, work)
             await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._policy.finish_limit_s):
@@ -136,12 +140,12 @@ class Pipeline:
             # start meets any fault of this commit as well.
             self._may_confirm = False
             self._table_sync = None
-            await _cancel(*self._background)
+            await cancel_all(*self._background)
             await asyncio.wait([self._commit])
 
     async def _abandon(self) -> None:
         """Cancel all tasks, and drop the open epoch."""
-        await _cancel(*self._background, self._commit)
+        await cancel_all(*self._background, self._commit)
         if self._epoch is not None:
             try:
                 await self._epoch.writer.abort()
@@ -172,11 +176,11 @@ class Pipeline:
             )
         return self._table_sync
 
-    async def _run_claimed(self, stop: asyncio.Event) -> None:
+    async def _run_claimed(self, stop: asyncio.Event, drained: OnDrained | None) -> None:
         self._telemetry.enter(SourceState.STARTING)
         await self._capture.claim()
         holding = asyncio.create_task(self._capture.hold())
-        working = asyncio.create_task(self._run_started(stop))
+        working = asyncio.create_task(self._run_started(stop, drained))
         try:
             await asyncio.wait([holding, working], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -187,7 +191,7 @@ class Pipeline:
                 holding.result()
             await working
         finally:
-            await _cancel(working, holding)
+            await cancel_all(working, holding)
 
     async def _ask_for_claim(self, holding: asyncio.Task[None]) -> None:
         """Make `holding` end soon if the claim is lost."""
@@ -195,9 +199,9 @@ class Pipeline:
         await asyncio.wait(
             [holding, asking], timeout=CLAIM_WITHIN_S, return_when=asyncio.FIRST_COMPLETED
         )
-        await _cancel(asking)
+        await cancel_all(asking)
 
-    async def _run_started(self, stop: asyncio.Event) -> None:
+    async def _run_started(self, stop: asyncio.Event, drained: OnDrained | None) -> None:
         """Do what only the holder of the claim may."""
         startup = Startup(
             self._capture,
@@ -218,6 +222,8 @@ class Pipeline:
         self._start(self._feed(work, started.judgement.committed.position))
         self._start(table_sync.run(work.put))
         self._barrier = table_sync.barrier
+        if drained is not None:
+            self._start(_drain(table_sync, drained))
         await self._stream(epoch, work, started.table_set, started.appender, stop)
 
     def _first_epoch(self, committed: LakeState) -> FillingEpoch:
@@ -275,7 +281,7 @@ class Pipeline:
                     background.result()
             return await task
         finally:
-            await _cancel(task)
+            await cancel_all(task)
 
     # --- streaming ---------------------------------------------------------------------------
 
@@ -303,11 +309,11 @@ class Pipeline:
                     self._telemetry.enter(SourceState.STREAMING)
                 epoch = self._epoch = await self._close_if_due(epoch, appender)
         finally:
-            await _cancel(getter)
+            await cancel_all(getter)
         await self._finish_open_epoch(epoch, appender)
 
     async def _feed(self, work: asyncio.Queue[PipelineWork], after: Lsn | None) -> None:
-        async with contextlib.aclosing(self._capture.live(after)) as live:
+        async with contextlib.aclosing(self._capture.changes(after)) as live:
             async for change_set in live:
                 await work.put(change_set)
 
@@ -341,8 +347,8 @@ class Pipeline:
         if self._commit is not None:
             return epoch
         now = self._monotonic()
-        asked = self._capture.checkpoint_requested() or appender.flush_requested_lsn > self._durable
-        if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
+        asked = self._capture.commit_requested() or appender.flush_requested_lsn > self._durable
+        if epoch.is_due(now, self._policy.epoch, asked=asked):
             self._commit = asyncio.create_task(self._commit_epoch(epoch, appender))
             first_s = max(self._policy.epoch.max_delay_s, LEAST_IDLE_S)
             self._idle_s = min(first_s, self._policy.idle_interval_s)
@@ -425,12 +431,10 @@ class Pipeline:
         self._background.append(asyncio.create_task(work))
 
 
+async def _drain(table_sync: TableSync, drained: OnDrained) -> None:
+    await table_sync.drain()
+    await drained()
+
+
 async def _until(stop: asyncio.Event) -> None:
     await stop.wait()
-
-
-async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
-    running = [t for t in tasks if t is not None]
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)

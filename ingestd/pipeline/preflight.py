@@ -63,7 +63,7 @@ class StartRehearsal:
             self._add(f"table {error.table}", "fail", error.reason, error.remedy)
         refuse_missing(self._source, committed, may_read=policy.may_read)
         # Rewritten rows are not checked: that may require reading a table.
-        known = {name: replace(table, storage="") for name, table in committed.tables.items()}
+        known = {name: replace(table, fingerprint="") for name, table in committed.tables.items()}
         discovery = await self._capture.discover(known)
         for refused in discovery.refused:
             error = refused.error

@@ -20,6 +20,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -27,13 +28,14 @@ import pyarrow as pa
 from ingestd.model.changes import RESERVED_PREFIX
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.schema import TableId, in_name_order
-from ingestd.pipeline.retry import RETRY, RetryPolicy
+from ingestd.pipeline.retry import ONCE_ATTEMPTS, RETRY, RetryPolicy
 from ingestd.pipeline.telemetry.reference import ReferenceTelemetry
 from ingestd.ports import ReferenceSink, ReferenceState, ReferenceTableSource
 
 SHARE_OF_TIME = 0.2
 """Merges take no more than this part of the time: larger tables are merged less often."""
 PAUSE_LIMIT_S = 60.0
+_DRAIN_POLL_S = 0.05
 
 Monotonic = Callable[[], float]
 
@@ -239,6 +241,15 @@ def _types(fields: Iterable[pa.Field]) -> dict[str, str]:
     return {f.name: str(in_name_order(f.type)) for f in fields}
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a table's last step ended: when it began (monotonic), its fault, failures in a row."""
+
+    began: float
+    error: IngestdError | None
+    attempt: int
+
+
 class References:
     """A source's reference tables; `on_request`: those that are read on request."""
 
@@ -258,6 +269,7 @@ class References:
         self._jitter = jitter
         self._woken = {table: asyncio.Event() for table in keepers}
         self._one = asyncio.Semaphore(1)
+        self._outcomes: dict[TableId, _Outcome] = {}
 
     async def run(self) -> None:
         """Run until cancelled; nothing is written after that."""
@@ -270,6 +282,26 @@ class References:
                     group.create_task(self._keep(table, keeper), name=f"reference {table}")
         finally:
             self._telemetry.telemetry.listeners.remove(self._wake)
+
+    async def drain(self) -> None:
+        """Return once all tables have what the lake has now; those that are copied, once read.
+
+        Raise the error of one that needs an operator, or fails again and again. Needs `run`.
+        """
+        asked = time.monotonic()
+        self._wake()
+        while not all(self._is_current(table, asked) for table in self._keepers):  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    def _is_current(self, table: TableId, asked: float) -> bool:
+        found = self._outcomes.get(table)
+        if found is None:
+            return False
+        is_transient = isinstance(found.error, TransientError) and found.attempt < ONCE_ATTEMPTS
+        if found.error is not None and not is_transient:
+            raise found.error
+        since = asked if isinstance(self._keepers[table], IncrementalRefresh) else 0.0
+        return found.error is None and found.began >= since
 
     def request(self, tables: Sequence[TableId]) -> None:
         """Read tables of `on_request` now. Raises TransientError while the source does not run."""
@@ -300,6 +332,7 @@ class References:
                     delay_s, error = await self._tried(keeper.step())
                     took_s = time.monotonic() - began
                 attempt = 0 if error is None else attempt + 1
+                self._outcomes[table] = _Outcome(began, error, attempt)
                 if error is not None:
                     await self._tried(keeper.close())
                     delay_s = self._retry.delay_s(error, attempt, self._jitter())

@@ -34,5 +34,8 @@ class RetryPolicy:
         return backoff.after(attempt) * (0.5 + 0.5 * jitter)
 
 
+ONCE_ATTEMPTS = 5
+"""How often what runs only once is tried in a row, if its faults are transient."""
+
 RETRY = RetryPolicy()
 """The policy of a source that was given no other."""

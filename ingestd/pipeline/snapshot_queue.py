@@ -1,8 +1,9 @@
-"""The queue items of rows that are read while the stream continues (design section 8.9).
+"""The items in the pipeline's queue of tables that are read (design section 8.9).
 
 The readers put pages into the pipeline's one queue, along with the stream's change sets; so only
-the pipeline's loop appends to an epoch. A page is queued only once the stream has reached its
-position: the rows of a snapshot at a consistent point L are at (L, 0), those of a chunk at (W, 0).
+the pipeline's loop appends to an epoch. A page enters the queue only once the stream has reached
+its position: the rows of a snapshot at a consistent point L are at (L, 0), those of a chunk at (W,
+0).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class StreamBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows that the read `snapshot_id` took at `at`, or the error of a table that can't be read.
+    """Rows of the snapshot `snapshot_id`, read at `at`, or the error of a table that can't be read.
 
     `position`, `seen`: as in `ingestd.ports.SnapshotPage`.
     """
@@ -55,12 +56,12 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SplitDone:
-    """All pages of a split of `table` have been queued before this.
+    """All pages of a split of `table` precede this in the queue.
 
     `remainder_of`: returns what must still be read once some splits are durable
     (`Snapshot.remainder`).
     `oldest`: the oldest snapshot of any later page, of all tables that are read together
-    (`snapshot_ids`: their reads).
+    (`snapshot_ids`: their snapshots).
     """
 
     table: TableId
@@ -73,7 +74,7 @@ class SplitDone:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDone:
-    """All pages of a read have been queued before this."""
+    """All pages of a snapshot precede this in the queue."""
 
     snapshot_id: int
 

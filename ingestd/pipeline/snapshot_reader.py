@@ -1,13 +1,13 @@
 """Reads tables at one point or incrementally, and puts their rows into the pipeline's queue.
 
-At one point L: the tables' `t` at (L, -1), their rows at (L, 0). Incrementally, the states of a
-table::
+At one point L: the tables' `t` at (L, -1), their rows at (L, 0). Incrementally, a table passes the
+states of docs/snapshots.md while its phase is READING (`ingestd.pipeline.table_state`)::
 
-    recorded   from P0 on the appender records the stream's changes of it (`DedupWindow`)
+    recording  since its window opened, the appender records the stream's changes (`DedupWindow`)
     settled    the stream has passed L0, and every snapshot sees what it delivered below L0
-    read       chunk by chunk, each queued once the stream has passed its W
-    completed  rows that lack unsent values have been read by their keys
-    queued     the `t` at (L0, -1), if the lake had rows of the table; otherwise it was first
+    read       chunk by chunk, each put into the queue once the stream has passed its W
+    closed     all chunks are in the queue; rows that lack unsent values are read by their keys
+    marked     the `t` at (L0, -1) is in the queue, if the lake had rows; otherwise it came first
 
 The rest of an earlier run (`TableSet.remainder`) is read incrementally, whichever way that run
 read.
@@ -29,7 +29,6 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.model.changes import marker_batch
@@ -59,6 +58,7 @@ from ingestd.ports import (
     SplitRead,
     TableRead,
 )
+from ingestd.process.clock import utc_now
 
 Enqueue = Callable[[SnapshotWork], Awaitable[None]]
 """Puts work into the pipeline's queue, once that has room."""
@@ -83,11 +83,11 @@ def _writing() -> Iterator[None]:
 
 @dataclass(slots=True)
 class SnapshotRun:
-    """Tables that are read together, by the numbers of their reads in the TableSet.
+    """Tables that are read together, by the numbers of their snapshots in the TableSet.
 
-    `enqueue` queues what is read, in order. `is_partial`: only some rows are read, and the table's
-    state does not change. `marked`: tables whose closing `t` an earlier run wrote before it was
-    killed.
+    `enqueue` puts what is read into the queue, in order. `is_partial`: only some rows are read, and
+    the table's state does not change. `marked`: tables whose closing `t` an earlier run wrote
+    before it was killed.
     """
 
     enqueue: Enqueue
@@ -100,7 +100,7 @@ class SnapshotRun:
 
     @property
     def unended(self) -> Mapping[TableId, int]:
-        """The tables whose end has not been queued yet."""
+        """The tables whose end is not in the queue yet."""
         return {
             name: snapshot_id
             for name, snapshot_id in self.snapshot_ids.items()
@@ -108,13 +108,13 @@ class SnapshotRun:
         }
 
     async def end_table(self, table: TableId) -> None:
-        """Queue the end of a table."""
+        """Put the end of a table into the queue."""
         self.ended.add(table)
         await self.enqueue(SnapshotDone(self.snapshot_ids[table]))
 
     async def fail(self, error: TableError) -> None:
-        """Queue a table's error, and its end."""
-        await self.enqueue(Page(error, datetime.now(UTC), self.snapshot_ids[error.table]))
+        """Put a table's error, and its end, into the queue."""
+        await self.enqueue(Page(error, utc_now(), self.snapshot_ids[error.table]))
         await self.end_table(error.table)
 
 
@@ -278,13 +278,13 @@ class SnapshotReader:
                 "its snapshot was cancelled before the lake had all rows",
                 remedy="run `ingestd snapshot` to read it",
             )
-            events.append(stopped(self._table_set.stop(name), error, datetime.now(UTC), at_lsn))
+            events.append(stopped(self._table_set.stop(name), error, utc_now(), at_lsn))
         await self._appender.record(events)
 
     # --- waiting -----------------------------------------------------------------------------
 
     async def _open_windows(self, run: SnapshotRun, tables: Sequence[Table]) -> None:
-        floor = await self._capture.current_snapshot()
+        floor = await self._capture.current_pg_snapshot()
         for table in tables:
             snapshot_id = run.snapshot_ids[table.id]
             run.windows[table.id] = self._appender.open_window(table, snapshot_id, floor)
@@ -296,7 +296,7 @@ class SnapshotReader:
             self._table_set.is_read_by(n, snapshot_id)
             for n, snapshot_id in run.snapshot_ids.items()
         ):
-            seen = await self._capture.current_snapshot()
+            seen = await self._capture.current_pg_snapshot()
             if all(t.is_settled(snapshot.point, seen) for t in run.windows.values()):
                 return
             for window in run.windows.values():
@@ -324,7 +324,7 @@ class SnapshotReader:
 
     async def _wait_until_durable(self, position: Lsn) -> None:
         """Wait until the lake is durable up to a position."""
-        self._appender.flush_requested_lsn = max(self._appender.flush_requested_lsn, position)
+        self._appender.request_flush(position)
         while self._durable() < position:  # noqa: ASYNC110 - several places advance it
             await asyncio.sleep(self._policy.patience_s)
 
@@ -333,7 +333,7 @@ class SnapshotReader:
     async def _read_items(
         self, run: SnapshotRun, tables: Sequence[Table], snapshot: Snapshot
     ) -> None:
-        """Queue the tables' rows with their markers, and the end of each table."""
+        """Put the tables' rows with their markers into the queue, and the end of each table."""
         snapshot_ids = run.snapshot_ids
         run.tables = {
             t.id: t for t in tables if self._table_set.is_read_by(t.id, snapshot_ids[t.id])

@@ -21,17 +21,19 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol
 
-from ingestd.model.errors import IngestdError, ProtocolError
+from ingestd.model.errors import IngestdError, ProtocolError, TransientError
 from ingestd.observe.status import SourceState
 from ingestd.pipeline.known_lake import KnownLake
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.reference_tables import References
-from ingestd.pipeline.retry import RETRY, RetryPolicy
+from ingestd.pipeline.retry import ONCE_ATTEMPTS, RETRY, RetryPolicy
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import PauseMark
+from ingestd.process.clock import utc_now
+from ingestd.process.tasks import cancel_all
 
 SETTLED_S = 60.0
 """A pipeline that ran this long starts over with the first delay."""
@@ -42,6 +44,14 @@ class BackgroundJob(Protocol):
 
     async def run(self) -> None:
         """Run until cancelled; nothing of it continues then."""
+        ...
+
+
+class MaintenanceJob(BackgroundJob, Protocol):
+    """The job that maintains a source's lake."""
+
+    async def maintain(self) -> None:
+        """Do at once all that is done from time to time."""
         ...
 
 
@@ -57,14 +67,10 @@ class SourceSpec:
     make_pipeline: Callable[[], Pipeline]
     telemetry: SourceTelemetry
     references: References | None = None
-    maintainer: BackgroundJob | None = None
+    maintainer: MaintenanceJob | None = None
     mark: PauseMark | None = None
     make_paused: Callable[[], BackgroundJob] | None = None
     known: KnownLake | None = None
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 async def wait_unless_over(over: asyncio.Event, delay_s: float) -> None:
@@ -80,20 +86,28 @@ Wait = Callable[[asyncio.Event, float], Awaitable[None]]
 
 
 class SourceRunner:
-    """Runs one source until `end`. `pipeline`: the current attempt's."""
+    """Runs one source until `request_stop`. `pipeline`: the current attempt's.
+
+    `once`: it ends when the lake has all that the source has committed by then, and
+    `is_drained`; or with the `fault` that prevents it.
+    """
 
     def __init__(
         self,
         source: SourceSpec,
         *,
+        once: bool = False,
         retry: RetryPolicy = RETRY,
         wait: Wait = wait_unless_over,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.source = source
         self.pipeline: Pipeline | None = None
+        self.is_drained = False
+        self.fault: IngestdError | None = None
+        self._is_once = once
         self._retry = retry
         self._wait = wait
         self._monotonic = monotonic
@@ -159,6 +173,9 @@ class SourceRunner:
                 continue
             if since is None:
                 await self._deliver(over)
+            elif self._is_once:
+                self.source.telemetry.paused(since)
+                self._fail(self.source.telemetry.paused_fault())
             else:
                 self._is_paused = True
                 await self._stay_paused(since, over)
@@ -172,10 +189,21 @@ class SourceRunner:
                 return await self.source.mark.since()
             except IngestdError as error:
                 attempt += 1
-                delay_s = self._retry.delay_s(error, attempt, self._jitter())
-                self.source.telemetry.failed(error, delay_s)
-                await self._wait(over, delay_s)
+                await self._wait_to_retry(error, attempt, over)
         return None
+
+    async def _wait_to_retry(self, error: IngestdError, attempt: int, over: asyncio.Event) -> None:
+        """Report a fault and wait until it is retried; end instead, if it runs once."""
+        delay_s = self._retry.delay_s(error, attempt, self._jitter())
+        self.source.telemetry.failed(error, delay_s)
+        if self._is_once and (attempt >= ONCE_ATTEMPTS or not isinstance(error, TransientError)):
+            self._fail(error)
+        else:
+            await self._wait(over, delay_s)
+
+    def _fail(self, error: IngestdError) -> None:
+        self.fault = error
+        self.request_stop()
 
     async def _stay_paused(self, since: datetime, over: asyncio.Event) -> None:
         self.source.telemetry.paused(since)
@@ -203,9 +231,7 @@ class SourceRunner:
             if error is None:
                 return
             attempt = 1 if self._monotonic() - began >= SETTLED_S else attempt + 1
-            delay_s = self._retry.delay_s(error, attempt, self._jitter())
-            self.source.telemetry.failed(error, delay_s)
-            await self._wait(over, delay_s)
+            await self._wait_to_retry(error, attempt, over)
 
     async def _keep_beside(self, beside: BackgroundJob, over: asyncio.Event) -> None:
         """Run a job, and restart it after an unexpected error, which is logged."""
@@ -233,10 +259,28 @@ class SourceRunner:
                         keeping.cancel()
                     await asyncio.gather(keeping, return_exceptions=True)
 
+    async def _end(self) -> None:
+        """End after everything is in the lake: bring the rest up to date."""
+        telemetry = self.source.telemetry
+        try:
+            if self.source.references is not None:
+                await self.source.references.drain()
+        except IngestdError as error:  # of a reference table
+            self.fault = error
+        if self.source.maintainer is not None:
+            await self.source.maintainer.maintain()
+        self.fault = telemetry.stopped_fault() or self.fault
+        self.is_drained = self.fault is None
+        telemetry.drained()
+        self.request_stop()
+
     async def _attempt(self, over: asyncio.Event) -> IngestdError | None:
         try:
             self.pipeline = self.source.make_pipeline()
-            await self.pipeline.run(over)
+            if self._is_once:
+                await self.pipeline.run(over, drained=self._end)
+            else:
+                await self.pipeline.run(over)
         except ProtocolError as error:
             return error.within(f"source {self.name}")
         except IngestdError as error:
@@ -257,9 +301,7 @@ async def _until(over: asyncio.Event, beside: BackgroundJob) -> BaseException | 
     try:
         await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        running.cancel()
-        ending.cancel()
-        await asyncio.gather(running, ending, return_exceptions=True)
+        await cancel_all(running, ending)
     return None if running.cancelled() else running.exception()
 
 
@@ -272,7 +314,5 @@ async def _first_of(
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await cancel_all(*waiting)
     return next((event for event in events if event.is_set()), None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from ingestd.model.errors import OperatorError
 from ingestd.model.lake_state import RAW_TABLE_MISSING, LakeState, TableState
@@ -32,6 +31,7 @@ from ingestd.ports import (
     Resumed,
     Sink,
 )
+from ingestd.process.clock import utc_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Startup:
         await self._enter_snapshotting(started, committed.missing, RAW_TABLE_MISSING, position)
         damaged = [e for e in committed.damaged.values() if table_set.is_present(e.table)]
         await started.appender.stop_damaged(damaged, position)
-        await started.appender.record(table_set.removal_events(datetime.now(UTC), position))
+        await started.appender.record(table_set.removal_events(utc_now(), position))
 
     @staticmethod
     async def _enter_snapshotting(

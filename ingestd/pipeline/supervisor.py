@@ -17,35 +17,76 @@ from ingestd.pipeline.retry import RETRY, RetryPolicy
 from ingestd.pipeline.source_runner import SourceRunner, SourceSpec, Wait, wait_unless_over
 
 
+def _interrupted(source: str) -> TransientError:
+    return TransientError(
+        f"source {source} was stopped before it was drained",
+        reason="interrupted",
+        remedy="nothing was lost: run the command again",
+    )
+
+
 class Supervisor:
-    """Runs sources until `stop` is set; sources can be added and removed meanwhile."""
+    """Runs sources until `stop` is set; sources can be added and removed meanwhile.
+
+    `once`: each source ends when it is drained (`SourceRunner`).
+    """
 
     def __init__(
         self,
         sources: Mapping[str, SourceSpec],
         *,
+        once: bool = False,
         retry: RetryPolicy = RETRY,
         wait: Wait = wait_unless_over,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._make_runner = partial(
-            SourceRunner, retry=retry, wait=wait, monotonic=monotonic, jitter=jitter
+            SourceRunner, once=once, retry=retry, wait=wait, monotonic=monotonic, jitter=jitter
         )
         self._sources = {name: self._make_runner(source) for name, source in sources.items()}
+        self._is_once = once
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run all sources; return when they have stopped."""
+        """Run all sources; return when they have stopped.
+
+        With `once`, raise the fault of a source that could not be drained: of several, one that
+        needs an operator.
+        """
         async with asyncio.TaskGroup() as group:
             self._group = group
             for name in self._sources:
                 self._start(name)
-            await stop.wait()
+            await self._until_over(stop)
             self._group = None
             for source in self._sources.values():
                 source.request_stop()
+        if self._is_once:
+            self._raise_undrained()
+
+    async def _until_over(self, stop: asyncio.Event) -> None:
+        """Return when `stop` is set, or with `once` when all sources have ended."""
+        if not self._is_once:
+            await stop.wait()
+            return
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set() and any(not task.done() for task in self._tasks.values()):
+                running = [task for task in self._tasks.values() if not task.done()]
+                await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+
+    def _raise_undrained(self) -> None:
+        faults = [
+            runner.fault or _interrupted(name)
+            for name, runner in self._sources.items()
+            if not runner.is_drained
+        ]
+        for fault in sorted(faults, key=lambda fault: isinstance(fault, TransientError)):
+            raise fault
 
     def start_source(self, name: str, source: SourceSpec) -> None:
         """Run one more source, unless all are being stopped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NoReturn
@@ -94,14 +94,18 @@ class TableSet:
         """The position at which the discovery holds."""
         return self._discovery.lsn
 
-    def request(self, names: Iterable[TableId]) -> None:
-        """Request that tables be re-read. Raises OperatorError for one that is not captured."""
+    def request(self, names: Iterable[TableId], retried: Collection[TableId] = ()) -> None:
+        """Request that tables be re-read. Raises OperatorError for one that is not captured.
+
+        `retried`: those that the next discovery may not refuse any more; they are read after it.
+        """
         chosen = list(names)
         for name in chosen:
-            if name not in self._entries:
+            if name not in self._entries and name not in retried:
                 self._refuse_unknown(name, chosen)
         for name in chosen:
-            self._entries[name].request(self._snapshot_lsn(name))
+            if name in self._entries:
+                self._entries[name].request(self._snapshot_lsn(name))
 
     def _refuse_unknown(self, name: TableId, chosen: Sequence[TableId]) -> NoReturn:
         for refused in self._discovery.refused:
@@ -160,9 +164,9 @@ class TableSet:
 
     def apply_prepared(self, found: Prepared) -> None:
         """Apply the result of preparing the source."""
-        for name, storage in found.storages.items():
+        for name, fingerprint in found.fingerprints.items():
             entry = self._entries[name]
-            entry.table = replace(entry.table, storage=storage)
+            entry.table = replace(entry.table, fingerprint=fingerprint)
         self.postpone(found.locked)
 
     def postpone(self, names: Iterable[TableId]) -> None:
@@ -196,18 +200,25 @@ class TableSet:
         """
         self._doubts = doubts
         events = []
-        for name, storage in doubts.items():
+        for name, fingerprint in doubts.items():
             entry, known = self._entries.get(name), self.known.get(name)
-            if entry is None or known is None or entry.is_stopped or known.storage == storage:
+            if (
+                entry is None
+                or known is None
+                or entry.is_stopped
+                or known.fingerprint == fingerprint
+            ):
                 continue
             if known.oid == entry.table.oid:  # otherwise it will be read from the start
                 identity = known.replica_identity
-                table = replace(entry.table, columns=(), replica_identity=identity, storage=storage)
+                table = replace(
+                    entry.table, columns=(), replica_identity=identity, fingerprint=fingerprint
+                )
                 events += self.events([table], self.state(name), at, at_lsn)
         return events
 
     def _doubted(self, table: Table) -> Table:
-        return replace(table, storage=self._doubts.get(table.id, table.storage))
+        return replace(table, fingerprint=self._doubts.get(table.id, table.fingerprint))
 
     def record_altered(self, name: TableId, *, from_the_start: bool) -> int:
         """Record that a table was altered while it was read; a partial read may be void.
@@ -255,8 +266,8 @@ class TableSet:
 
     def _has_new_definition(self, table: Table) -> bool:
         known = self.known[table.id]
-        then = (known.columns, known.replica_identity, known.storage)
-        now = (registered_columns(table), table.replica_identity, table.storage)
+        then = (known.columns, known.replica_identity, known.fingerprint)
+        now = (registered_columns(table), table.replica_identity, table.fingerprint)
         return then != now or self._entries[table.id].rewritten is not None
 
     def _is_stale(self, entry: TrackedTable) -> bool:

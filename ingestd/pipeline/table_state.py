@@ -1,17 +1,9 @@
 """The life of one table in a run: its phase, its newest snapshot, and what the stream sent of it.
 
-`TRANSITIONS` is the life cycle: the phase that follows each phase at each trigger::
-
-                 NOT_LIVE, MISSED, POSTPONED, REQUESTED            BEGUN
-        LIVE ------------------------------------------> QUEUED ---------> READING
-         ^  <---------------- CANCELLED ----------------  ^  ^                | |
-         |                                                |  +---- FAILED ----+ |
-         +------------------------ ENDED -----------------|---------------------+
-                                                          |                     |
-                                        ENDED, FAILED     |   MISSED, REQUESTED |
-                                                      REREADING <---------------+
-
-STOPPED follows each phase at STOPPED. REDEFINED and REQUESTED lead from there to QUEUED.
+`TRANSITIONS` has the phase that follows each phase at each trigger. `_tables` says `snapshotting`
+in QUEUED (from its next row on), READING and REREADING. In the latter two, a snapshot passes the
+states of `ingestd.pipeline.snapshot_reader`. The glossary has the words (docs/glossary.md, "The
+life of a snapshot").
 """
 
 from __future__ import annotations
@@ -23,27 +15,9 @@ import numpy as np
 
 from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
+from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import Table
 from ingestd.ports import Discovery
-
-_FIRST, _LAST, _AGAIN, _SEPARATOR = "first", "last", "again", "|"
-"""How `_tables` records where a snapshot has its `t`, before the remainder of the snapshot.
-
-Again: last, and the table was live when its snapshot was requested.
-"""
-
-
-def progress_of(remainder: str, *, is_marked: bool) -> str:
-    """Return the progress for `_tables` of a snapshot that another process began.
-
-    `is_marked`: its `t` is in the lake; otherwise it comes last.
-    """
-    return (_FIRST if is_marked else _LAST) + _SEPARATOR + remainder
-
-
-def remainder_of(progress: str) -> str:
-    """Return the remainder (`Snapshot.remainder`) that a progress of `_tables` holds."""
-    return progress.partition(_SEPARATOR)[2]
 
 
 class Phase(Enum):
@@ -52,9 +26,9 @@ class Phase(Enum):
     LIVE = auto()
     """The lake has all its rows; its changes are appended."""
     QUEUED = auto()
-    """Its rows must be read."""
+    """Its rows must be read, and no snapshot of it has begun."""
     READING = auto()
-    """Its rows are being read, or are not durable yet."""
+    """A snapshot of it has begun, and not all rows of it are durable."""
     REREADING = auto()
     """As READING, and the rows must be read once more after that."""
     STOPPED = auto()
@@ -202,15 +176,15 @@ class TrackedTable:
 
     def resume(self, known: RegisteredTable | None) -> None:
         """Continue a snapshot that an earlier run began, if it was of the same table (same OID)."""
-        marker, remainder = "", ""
+        progress = RecordedProgress("")
         is_same = known is not None and known.oid == self.table.oid
         if known is not None and is_same and known.state is TableState.SNAPSHOTTING:
-            marker, _, remainder = known.progress.partition(_SEPARATOR)
+            progress = RecordedProgress.parse(known.progress)
             self.cause = known.reason
         self.snapshot = NewestSnapshot(
-            remainder=remainder,
-            has_marker_last=marker != _FIRST,
-            is_requested=marker == _AGAIN,
+            remainder=progress.remainder,
+            has_marker_last=progress.has_marker_last,
+            is_requested=progress.is_requested,
         )
 
     def expect_live(self, *, is_live: bool) -> None:
@@ -306,7 +280,7 @@ class TrackedTable:
         version = self.streamed.version
         if version is None or not self.streamed.is_newer_than(discovery):
             return self.table
-        return replace(version, storage=self.table.storage)
+        return replace(version, fingerprint=self.table.fingerprint)
 
     @property
     def recorded_progress(self) -> str:
@@ -314,6 +288,6 @@ class TrackedTable:
         snapshot = self.snapshot
         if not (snapshot.remainder or snapshot.is_requested):
             return ""
-        place = _LAST if snapshot.has_marker_last else _FIRST
-        marker = _AGAIN if snapshot.is_requested else place
-        return marker + _SEPARATOR + snapshot.remainder
+        return RecordedProgress(
+            snapshot.remainder, snapshot.has_marker_last, snapshot.is_requested
+        ).to_text()

@@ -2,13 +2,13 @@
 
 One task, step by step::
 
-    start the reads that are due -> wait until tables change or a snapshot is requested
+    start the snapshots that are due -> wait until tables change or a snapshot is requested
       -> discover -> record removals -> prepare -> record other changes -> (again)
 
-A request triggers a discovery as well, so that a table is read as the catalog has it now. Each read
-is a task (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its pages go through
-the pipeline's one queue. A transient fault of a read is retried here; one that
-needs an operator stops the tables of the read, not their source (I8). Any other fault ends the
+A request triggers a discovery as well, so that a table is read as the catalog has it now. Each
+snapshot is a task (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its pages go
+through the pipeline's one queue. A transient fault of a snapshot is retried here; one that needs an
+operator stops the tables of the snapshot, not their source (I8). Any other fault ends the
 pipeline.
 """
 
@@ -17,8 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ingestd.model.backoff import Backoff
@@ -44,6 +43,8 @@ from ingestd.pipeline.snapshot_reader import (
 from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink, Snapshot
+from ingestd.process.clock import utc_now
+from ingestd.process.tasks import cancel_all
 
 MAX_READS = 8
 """Maximum number of started reads: some wait for transactions (`SnapshotPolicy.at_once` read)."""
@@ -51,6 +52,7 @@ DROP_INTERVAL_S = 15.0
 BURST_PAUSE_S = 0.1
 POSTPONED_S = 2.0
 """When it is retried after a table was locked, or dropped meanwhile."""
+DRAIN_POLL_S = 0.05
 RETRIES = Backoff(1.0, 30.0)
 
 _RETRIED_REASONS = frozenset(
@@ -93,7 +95,7 @@ class TableSync:
         self._durable = durable
         self._reads_existing_rows = reads_existing_rows
         self._monotonic = monotonic
-        self._requested = appender.wanted
+        self._resnapshot_wanted = appender.resnapshot_wanted
         self.barrier = StreamBarrier()
         self._first: tuple[SnapshotIds, Snapshot] | None = None
         self._partial: list[tuple[TableId, str]] = []
@@ -116,11 +118,32 @@ class TableSync:
                 remedy='set snapshot = "initial", send SIGHUP to the daemon, and retry',
             )
         if where is None:
-            self._table_set.request(tables)
+            self._table_set.request(tables, self._capture.retry(tables))
         else:
             self._table_set.request_partial(tables)
             self._partial += [(table, where) for table in tables]
-        self._requested.set()
+        self._resnapshot_wanted.set()
+
+    @property
+    def is_loading(self) -> bool:
+        """True if rows of a table must be read, or are not durable yet."""
+        return self._table_set.is_loading or bool(self._partial)
+
+    async def drain(self) -> None:
+        """Return once all that the source had committed before the call is durable.
+
+        Tables that must be read are complete then as well.
+        """
+        await self._until_loaded()
+        position = await self._capture.end_position()
+        self._appender.request_flush(position)
+        while self._durable() < position:  # noqa: ASYNC110 - several places advance it
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self._until_loaded()  # the changes may have redefined tables
+
+    async def _until_loaded(self) -> None:
+        while self.is_loading:  # noqa: ASYNC110 - several places change it
+            await asyncio.sleep(DRAIN_POLL_S)
 
     def cancel(self, tables: Sequence[TableId]) -> Coroutine[Any, Any, None]:
         """Cancel reads; return the coroutine that records it. Raises OperatorError without any."""
@@ -160,21 +183,21 @@ class TableSync:
         try:
             while True:
                 if self._table_set.has_postponed:
-                    asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
+                    asyncio.get_running_loop().call_later(POSTPONED_S, self._resnapshot_wanted.set)
                 if self._reads_existing_rows:
                     await self._start_reading(enqueue)
                 else:
                     for name, snapshot_id in self._table_set.begin_snapshot(
                         self._table_set.to_read()
                     ).items():
-                        await enqueue(Page(self._missed(name), _now(), snapshot_id))
+                        await enqueue(Page(self._missed(name), utc_now(), snapshot_id))
                 await self._until_tables_change()
                 await asyncio.sleep(BURST_PAUSE_S)  # catalog changes often come in bursts
                 await self._discover()
                 if not self._reads_existing_rows:
                     await self.capture_without_reading()
         finally:
-            await _cancel([*self._read_tasks, dropping])
+            await cancel_all(*self._read_tasks, dropping)
 
     def _missed(self, name: TableId) -> TableError:
         """Return why a table stops instead of being read; the recorded reason if it had stopped."""
@@ -198,7 +221,7 @@ class TableSync:
             return
         self._table_set.update(discovery)
         self._telemetry.offered(discovery)
-        await self._appender.record(self._table_set.removal_events(_now(), self._reached()))
+        await self._appender.record(self._table_set.removal_events(utc_now(), self._reached()))
         try:
             self._table_set.apply_prepared(await self._capture.prepare(discovery.tables))
         except TransientError as error:
@@ -206,7 +229,9 @@ class TableSync:
             self._table_set.postpone([table.id for table in self._table_set.to_read()])
             return
         self._is_retrying = False
-        await self._appender.record(self._table_set.discovery_events(_now(), self.barrier.position))
+        await self._appender.record(
+            self._table_set.discovery_events(utc_now(), self.barrier.position)
+        )
 
     def _retry_later(self, error: TransientError) -> None:
         """Schedule a retry if the fault is transient; raise it otherwise."""
@@ -215,7 +240,7 @@ class TableSync:
         if not self._is_retrying:
             self._telemetry.reading_failed(error, POSTPONED_S)
         self._is_retrying = True
-        asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
+        asyncio.get_running_loop().call_later(POSTPONED_S, self._resnapshot_wanted.set)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -307,7 +332,7 @@ class TableSync:
         delay_s = RETRIES.after(self._failures)
         self._telemetry.reading_failed(error, delay_s)
         self._not_before_s = self._monotonic() + delay_s
-        asyncio.get_running_loop().call_later(delay_s, self._requested.set)
+        asyncio.get_running_loop().call_later(delay_s, self._resnapshot_wanted.set)
 
     def _reached(self) -> Lsn:
         return max(self._durable(), self.barrier.position)
@@ -316,9 +341,11 @@ class TableSync:
         """Periodically drop the transactions that every session sees."""
         while True:
             await asyncio.sleep(DROP_INTERVAL_S)
-            if self._appender.delivered.count:
+            if self._appender.unseen_xids.count:
                 with contextlib.suppress(TransientError):  # `health` reports lasting faults
-                    self._appender.delivered.drop_visible(await self._capture.current_snapshot())
+                    self._appender.unseen_xids.drop_visible(
+                        await self._capture.current_pg_snapshot()
+                    )
 
     # --- waiting ------------------------------------------------------------------------------
 
@@ -327,7 +354,7 @@ class TableSync:
 
         Raises the error that ended a read.
         """
-        waits = [self._capture.tables_changed(), self._requested.wait()]
+        waits = [self._capture.tables_changed(), self._resnapshot_wanted.wait()]
         tasks: list[asyncio.Task[object]] = [asyncio.ensure_future(w) for w in waits]
         try:
             while not any(task.done() for task in tasks):
@@ -338,8 +365,8 @@ class TableSync:
                 if task.done():
                     task.result()
         finally:
-            await _cancel(tasks)
-        self._requested.clear()
+            await cancel_all(*tasks)
+        self._resnapshot_wanted.clear()
 
     def _remove_ended_reads(self) -> bool:
         """Remove reads that have ended; return whether there were any. Raises the error of one."""
@@ -351,13 +378,3 @@ class TableSync:
             except LakeFault as fault:
                 raise fault.error from fault
         return bool(ended)
-
-
-async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

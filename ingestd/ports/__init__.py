@@ -9,7 +9,7 @@ The order of calls in a source's life, and the component that advances each posi
 
     capture.claim -> sink.open -> sink.refuse_beyond (capture.server_end) -> capture.continuity
       -> sink.write_lake_id -> sink.fence -> capture.discover -> capture.continuity -> sink.adopt
-      -> capture.prepare -> capture.snapshot -> capture.live ... capture.confirm -> close
+      -> capture.prepare -> capture.snapshot -> capture.changes ... capture.confirm -> close
 
     received    the capture, at a commit, or between transactions: ChangeSet.position
     durable     the sink, when EpochWriter.commit or Sink.advance returns

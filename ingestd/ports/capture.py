@@ -33,13 +33,13 @@ class Prepared:
     """The result of preparing a source.
 
     `locked`: tables that it can't stream yet because another session holds a lock; prepare them
-    again later. `storages`: for tables whose streaming has begun, the `Table.storage` that must be
-    recorded in `_tables`. `is_moved`: the stream continues behind what was given up, while
+    again later. `fingerprints`: for tables whose streaming has begun, the `Table.fingerprint` that
+    must be recorded in `_tables`. `is_moved`: the stream continues behind what was given up, while
     transactions are open that a consistent point would have to wait for: tables are read beside it.
     """
 
     locked: frozenset[TableId] = frozenset()
-    storages: Mapping[TableId, str] = field(default_factory=dict)
+    fingerprints: Mapping[TableId, str] = field(default_factory=dict)
     is_moved: bool = False
 
 
@@ -234,7 +234,7 @@ class Snapshot(Protocol):
         ...
 
     async def advance_source(self) -> None:
-        """Make `live` pass the source's current position soon, even on an idle source.
+        """Make `changes` pass the source's current position soon, even on an idle source.
 
         An epoch that holds snapshot rows is closed only after the position has grown.
         """
@@ -251,14 +251,14 @@ class ChangeCapture(Protocol):
 
     @property
     def supports_replay(self) -> bool:
-        """True if `live(after)` can start at any position not confirmed yet."""
+        """True if `changes(after)` can start at any position not confirmed yet."""
         ...
 
     async def claim(self) -> None:
         """Become the only daemon on this source, until `close` (I5).
 
         Idempotent. Raises TransientError (reason ``claimed``) while another daemon holds the claim.
-        If the claim is lost later, `hold`, `live` and `health` raise TransientError. It is lost
+        If the claim is lost later, `hold`, `changes` and `health` raise TransientError. It is lost
         within a bounded time if the event loop stalls (I11).
         """
         ...
@@ -275,8 +275,8 @@ class ChangeCapture(Protocol):
         """Return what the source has to capture, given what the lake has of it (I7).
 
         `known` decides which lake column takes a column's values: a column whose type changed gets
-        a new one. Changes nothing in the source and needs no claim; may also run while `live` does.
-        Interrupted and rewritten tables are reported once; the caller must remember them.
+        a new one. Changes nothing in the source and needs no claim; may also run while `changes`
+        does. Interrupted and rewritten tables are reported once; the caller must remember them.
         """
         ...
 
@@ -284,10 +284,24 @@ class ChangeCapture(Protocol):
         """Return when the result of `discover` may have changed. Safe to cancel."""
         ...
 
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Retry at the next discovery those tables that are refused for some time after a fault.
+
+        Return which of them are.
+        """
+        ...
+
     async def server_end(self, committed: LakeState) -> ServerEnd:
         """Return the end of what this server can have sent to this lake. Changes nothing.
 
         On a server that was promoted, it is where its history left that of the lake.
+        """
+        ...
+
+    async def end_position(self) -> Lsn:
+        """Return a position below which `live` delivers all that was committed before the call.
+
+        Safe to cancel; may wait until it has been read.
         """
         ...
 
@@ -304,11 +318,11 @@ class ChangeCapture(Protocol):
         was dropped, or the source refuses it, which the next discovery reports
         (`Discovery.refused`). Prepare them again later.
 
-        While `live` runs: once this returns, `live` yields the changes of these tables and no
+        While `changes` runs: once this returns, `changes` yields the changes of these tables and no
         others. `renew` gives up the retained position and begins a new one: only after `continuity`
         returned Lost. `read_to`: the position up to which tables were read that the lake does not
         record yet; what an earlier preparation began is kept if it does not lie above that. Must
-        come before `snapshot` and `live`.
+        come before `snapshot` and `changes`.
         """
         ...
 
@@ -330,21 +344,21 @@ class ChangeCapture(Protocol):
         remainder: str = "",
         where: str | None = None,
     ) -> Snapshot:
-        """Start reading these prepared tables at a point that `live` will reach and pass.
+        """Start reading these prepared tables at a point that `changes` will reach and pass.
 
-        `incremental`: only for tables that `choose_incremental` returned, and only while `live`
+        `incremental`: only for tables that `choose_incremental` returned, and only while `changes`
         runs. `remainder`: for one table, what an earlier snapshot left to read
         (`Snapshot.remainder`); the new snapshot has that one's `point`. `newly_published`: the
         source has begun to send the tables' changes only just now, and running transactions may not
         be covered: wait for these. `where`: for one table, read only the rows for which this SQL
-        condition holds. Several snapshots may be open at once. Call before `live` or while it runs;
-        a change set that `live` yields later may precede the point. Raises TableReplacedError if
-        `remainder` is no longer valid (or yields it in `items`), TableError if `where` is not a
-        condition.
+        condition holds. Several snapshots may be open at once. Call before `changes` or while it
+        runs; a change set that `changes` yields later may precede the point. Raises
+        TableReplacedError if `remainder` is no longer valid (or yields it in `items`), TableError
+        if `where` is not a condition.
         """
         ...
 
-    def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Yield changes of transactions with commit_lsn >= `after`, in commit order, indefinitely.
 
         `after` must be durable: the source may treat it as confirmed. None: from the confirmed
@@ -354,11 +368,11 @@ class ChangeCapture(Protocol):
         """
         ...
 
-    async def current_snapshot(self) -> PgSnapshot:
+    async def current_pg_snapshot(self) -> PgSnapshot:
         """Return the snapshot as of now; every chunk that begins later sees at least as much."""
         ...
 
-    def checkpoint_requested(self) -> bool:
+    def commit_requested(self) -> bool:
         """Return True to close the epoch: the source waits for it, or a backlog has arrived."""
         ...
 
@@ -366,12 +380,12 @@ class ChangeCapture(Protocol):
         """Allow the source to discard what precedes `position`.
 
         Cumulative; repeating or lowering it has no effect. Raises ValueError for a position beyond
-        what `live` or the snapshot's point has delivered.
+        what `changes` or the snapshot's point has delivered.
         """
         ...
 
     async def lag(self) -> CaptureLag:
-        """Measure the lag on a separate connection: works while `live` is blocked."""
+        """Measure the lag on a separate connection: works while `changes` is blocked."""
         ...
 
     async def health(self) -> None:

@@ -19,8 +19,8 @@ from ingestd.postgres.catalog.metadata import DEFAULT_TIMEOUT_S, PostgresMetadat
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
+from ingestd.postgres.snapshot.external_reader import CopyPageSource
 from ingestd.postgres.snapshot.key_splits import KeySplits
-from ingestd.postgres.snapshot.page_source import CopyPageSource
 
 
 class PostgresConnector(ABC):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 from psycopg import AsyncConnection, sql
 
 from ingestd.config import SourceSettings
-from ingestd.decode.lake_column_names import allocate
+from ingestd.decode.lake_columns import allocate
 from ingestd.decode.type_mapping import BUILT_IN
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import TableError, TransientError
@@ -45,8 +44,9 @@ from ingestd.postgres.snapshot.ctid_splits import split_table
 from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT_S
 from ingestd.postgres.snapshot.read_probe import read_fault
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ExportedView, ReadPoint
 from ingestd.postgres.snapshot.table_pages import TablePages
+from ingestd.process.clock import utc_now
 
 LOCK_TIMEOUT_S = 10.0
 """How long to wait for a table that is being altered. Other sessions queue behind the wait."""
@@ -166,7 +166,7 @@ class CopiedReferenceSource:
         assert row is not None
         snapshot = row[0]
         splits = await split_table(keeper, table, snapshot, self._split_bytes)
-        view = ExportedView(self._dsn, snapshot, RowOrigin(ZERO, datetime.now(UTC)))
+        view = ExportedView(self._dsn, snapshot, ReadPoint(ZERO, utc_now()))
         total = sum(s.estimated_bytes for s in splits)
         done = 0
         for split in splits:

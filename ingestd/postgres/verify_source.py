@@ -40,7 +40,7 @@ from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.read_view import (
     LOCK_TIMEOUT_S,
     ExportedView,
-    RowOrigin,
+    ReadPoint,
     enter_snapshot,
 )
 from ingestd.postgres.snapshot.table_pages import TablePages
@@ -168,7 +168,7 @@ class SourceAtPoint:
 
     async def batches(self, split: Split) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read a split by COPY."""
-        view = ExportedView(self._dsn, self._exported, RowOrigin(self.point.lsn, self._at))
+        view = ExportedView(self._dsn, self._exported, ReadPoint(self.point.lsn, self._at))
         rows = TablePages(
             self._dsn,
             split,

@@ -33,6 +33,11 @@ def create(path: Path, text: str, mode: int = PRIVATE) -> None:
         raise
 
 
+def create_binary(path: Path, mode: int = PRIVATE) -> BinaryIO:
+    """Create a file as `create` does, and return it, open for writing. Raises OSError."""
+    return os.fdopen(os.open(path, _FLAGS, mode), "wb")
+
+
 def replace(path: Path, text: str, mode: int = PRIVATE) -> None:
     """Create a file, replacing any file of that name.
 

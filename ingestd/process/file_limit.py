@@ -7,7 +7,7 @@ import resource
 
 from ingestd.model.errors import TransientError
 
-SAID = "Too many open files"
+TOO_MANY_FILES = "Too many open files"
 """The system's error text, for libraries that report only the text."""
 
 

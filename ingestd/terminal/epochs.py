@@ -81,7 +81,7 @@ def _moment(text: str | None, precision: str = "milliseconds") -> str:
 
 def _lines(change: Mapping[str, Any], width: int) -> Iterator[str]:
     """Yield lines of a change's values, wrapped only between values."""
-    parts = [f"{name} {_value(change, name, value)}" for name, value in _told(change)]
+    parts = [f"{name} {_value(change, name, value)}" for name, value in _shown_values(change)]
     before = [f"{name} {_shown(value)}" for name, value in (change["before"] or {}).items()]
     for label, found in (("", parts), ("before: ", before)):
         line = "  " + label
@@ -95,11 +95,11 @@ def _lines(change: Mapping[str, Any], width: int) -> Iterator[str]:
             yield line.rstrip()
 
 
-def _told(change: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _shown_values(change: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the columns with a value; deleted rows have only their identity."""
     for name, value in change["columns"].items():
-        is_said = name in change["unchanged"] or name in change["raw"]
-        if value is not None or is_said or change["op"] not in {"d", "t"}:
+        is_listed = name in change["unchanged"] or name in change["raw"]
+        if value is not None or is_listed or change["op"] not in {"d", "t"}:
             yield name, value
 
 

@@ -28,10 +28,10 @@ _STEPS = 10
 class SnapshotLines:
     """Prints a line for each change of state and tenth of a table (a `SnapshotDisplay`)."""
 
-    def __init__(self, source: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, source: str, write: Callable[[str], None]) -> None:
         self._source = source
-        self._tell = tell
-        self._told: dict[str, object] = {}
+        self._write = write
+        self._written: dict[str, object] = {}
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -42,16 +42,16 @@ class SnapshotLines:
 
     def source(self, line: str) -> None:
         """Print why the source does not progress, and when it continues."""
-        if self._told.get("", "") != line:
-            self._told[""] = line
-            self._tell(f"source {self._source}: {line or 'continues'}")
+        if self._written.get("", "") != line:
+            self._written[""] = line
+            self._write(f"source {self._source}: {line or 'continues'}")
 
     def table(self, progress: TableProgress) -> None:
         """Print a table's state and progress."""
         news = (progress.state, int(progress.ratio * _STEPS), progress.is_over)
-        if self._told.get(progress.table) != news:
-            self._told[progress.table] = news
-            self._tell(f"{progress.table}: {_line(progress)}")
+        if self._written.get(progress.table) != news:
+            self._written[progress.table] = news
+            self._write(f"{progress.table}: {_line(progress)}")
 
 
 def _line(progress: TableProgress) -> str:
@@ -93,12 +93,12 @@ class SnapshotBars(TableBars):
         self._monotonic = monotonic
         self._keeps = count <= _MANY
         self._speeds: dict[str, deque[tuple[float, int]]] = {}
-        self._told = ""
+        self._written = ""
 
     def source(self, line: str) -> None:
         """Print above the bars why the source does not progress."""
-        if self._told != line:
-            self._told = line
+        if self._written != line:
+            self._written = line
             self.console.print(Text(f"  source {self._source}: {line or 'continues'}"))
 
     def table(self, progress: TableProgress) -> None:

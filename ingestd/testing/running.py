@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import structlog
@@ -15,6 +14,7 @@ from ingestd.pipeline.filling_epoch import EpochPolicy
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.telemetry.source import SourceTelemetry
+from ingestd.process.clock import utc_now
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -28,9 +28,7 @@ AT_ONCE = PipelinePolicy(EpochPolicy(0.0, 1 << 20), idle_interval_s=0.01)
 
 def telemetry_of(source: str = "shop") -> SourceTelemetry:
     """Return new telemetry, with new metrics."""
-    return SourceTelemetry(
-        SourceStatus(source, datetime.now(UTC)), Metrics(), structlog.get_logger()
-    )
+    return SourceTelemetry(SourceStatus(source, utc_now()), Metrics(), structlog.get_logger())
 
 
 async def until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:

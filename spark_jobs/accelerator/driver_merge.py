@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from spark_jobs.accelerator.file_cache import Action, MirrorFiles
     from spark_jobs.delta_log.acceleration import MergeLimits
 
-_CHANGED_SHARE = 4
-"""A file is rewritten if more than one row in this many is deleted or changes."""
 _WRITTEN_NBYTES = 64 << 20
 """Rows that take more memory than this are written as several files, in threads."""
 _MAX_LOOKED_UP = 100_000
@@ -271,7 +269,7 @@ class DriverMerge:
     # --- sizes ----------------------------------------------------------------------------------
 
     def _is_rewritten(self, add: Action, lost: int, rows: int) -> bool:
-        return self._is_small(add) or lost * _CHANGED_SHARE > rows
+        return self._is_small(add) or lost * self.limits.file_changed_share > rows
 
     def _is_small(self, add: Action) -> bool:
         return bool(add["size"] < self.limits.small_file_bytes)

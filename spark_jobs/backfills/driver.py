@@ -19,10 +19,10 @@ from ingestd.model.errors import IngestdError, OperatorError, TableError, Transi
 from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.recorded import RecordError
+from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import TableId
 from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.pipeline.table_set import TableSet
-from ingestd.pipeline.table_state import remainder_of
 from ingestd.ports import (
     ChangeCapture,
     Connector,
@@ -33,7 +33,7 @@ from ingestd.ports import (
     Lost,
 )
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
-from spark_jobs.backfills.plan import BackfillPolicy, BackfillReading, SplitRunner
+from spark_jobs.backfills.reading import BackfillPolicy, BackfillReading, SplitRunner
 from spark_jobs.backfills.record import Record
 from spark_jobs.backfills.table import Filled, TableBackfill
 from spark_jobs.backfills.task import BackfillReader
@@ -55,7 +55,7 @@ class BackfillOutcome:
 class Backfill:
     """Backfills tables of one source, once.
 
-    `tell` receives lines to print; `reached` is called with a state's name once it is durable.
+    `print_line` receives lines; `reached` is called with a state's name once it is durable.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Backfill:
         runner: SplitRunner,
         policy: BackfillPolicy,
         *,
-        tell: Callable[[str], None] = lambda _: None,
+        print_line: Callable[[str], None] = lambda _: None,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._source = reader.source
@@ -76,7 +76,7 @@ class Backfill:
         self._policy = policy
         self._reached = reached
         self._reading = BackfillReading(
-            connector, lake, reader, runner, policy, tell=tell, reached=reached
+            connector, lake, reader, runner, policy, print_line=print_line, reached=reached
         )
 
     async def run(self, names: Sequence[TableId]) -> BackfillOutcome:
@@ -263,7 +263,7 @@ def _is_handed_over(committed: LakeState, name: TableId) -> bool:
     if known is None or known.state is not TableState.SNAPSHOTTING:
         return False
     try:
-        return not SnapshotRemainder.parse(remainder_of(known.progress)).left
+        return not SnapshotRemainder.parse(RecordedProgress.parse(known.progress).remainder).left
     except RecordError:
         return False
 

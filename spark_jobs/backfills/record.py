@@ -219,7 +219,7 @@ def definition_of(table: Table) -> str:
         None if c.mask is None else (c.mask.kind, hashlib.sha256(c.mask.key).hexdigest())
         for c in table.columns
     ]
-    said = (
+    described = (
         table.oid,
         [(c.name, c.type_oid, c.typmod) for c in table.columns],
         masks,
@@ -227,7 +227,7 @@ def definition_of(table: Table) -> str:
         table.identifying,
         table.row_filter,
     )
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    return hashlib.sha256(repr(described).encode()).hexdigest()
 
 
 class Record:

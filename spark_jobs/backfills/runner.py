@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SparkTasks:
-    """See `spark_jobs.backfills.plan.SplitRunner`. Uses no RDD, so Spark Connect works, too.
+    """See `spark_jobs.backfills.reading.SplitRunner`. Uses no RDD, so Spark Connect works, too.
 
     The pickled function carries everything that tasks need, including the source's secrets. No
     plan that Spark shows contains them.
@@ -96,8 +96,8 @@ def of_text(text: str) -> Note | Failure:
 
 def _failed(error: Exception) -> OperatorError | TransientError:
     """Return an error that says why the tasks failed, without Spark's long text."""
-    said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lacking = next((line for line in said if "ModuleNotFoundError" in line), None)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lacking = next((line for line in lines if "ModuleNotFoundError" in line), None)
     if lacking is not None:
         return OperatorError(
             f"an executor can't run the tasks: {lacking}",

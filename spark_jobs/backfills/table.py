@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import reduce
 
 import pyarrow as pa
@@ -17,10 +17,11 @@ from ingestd.model.changes import marker_batch
 from ingestd.model.errors import IngestdError
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
+from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.table_state import progress_of
 from ingestd.ports import Fragment
 from ingestd.postgres.snapshot.resume import remainder_text
+from ingestd.process.clock import utc_now
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, Record
 
 
@@ -48,7 +49,7 @@ class TableBackfill:
     @classmethod
     def for_table(cls, table: Table, lake: DeltaLake) -> TableBackfill:
         """Return a new state. Raises TableError if the raw table can't store such rows."""
-        lake.raw_table(table.id).plan_schema_for(raw_schema(table))
+        lake.raw_tables.raw_table(table.id).plan_schema_for(raw_schema(table))
         return cls(table, Record(lake.store, lake.layout.raw(table.id)))
 
     @property
@@ -112,7 +113,7 @@ class TableBackfill:
         is_marked = plan.marker.path in await lake.files_of(self.table.id)
         return replace(
             event_of(self.table, TableState.SNAPSHOTTING, plan.point),
-            progress=progress_of(left, is_marked=is_marked),
+            progress=RecordedProgress(left, has_marker_last=not is_marked).to_text(),
         )
 
     async def clear(self, lake: DeltaLake) -> None:
@@ -139,4 +140,4 @@ def write_marker(
 
 def event_of(table: Table, state: TableState, point: Lsn) -> TableEvent:
     """Return an event for `_tables`, for a snapshot at `point`."""
-    return TableEvent(table, state, datetime.now(UTC), point, point)
+    return TableEvent(table, state, utc_now(), point, point)

@@ -84,6 +84,8 @@ class MergeLimits(Protocol):
     @property
     def read_file_bytes(self) -> int: ...  # noqa: D102
     @property
+    def file_changed_share(self) -> int: ...  # noqa: D102
+    @property
     def read_memory_bytes(self) -> int: ...  # noqa: D102
 
 

@@ -58,6 +58,13 @@ TABLE_PROPERTIES: Mapping[str, str] = MappingProxyType(
     {**CHECKPOINTS, "delta.enableDeletionVectors": "true"}
 )
 """Of mirrors and histories."""
+MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+)
+"""Settings of the sessions that merge: small jobs must be planned and started quickly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +155,15 @@ def settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]
 
 
 def current_version(session: SparkSession, path: str) -> int:
-    """Return the newest version of a table. No Spark job."""
+    """Return the newest version of a table. Spark job: see `snapshot_of`."""
     return int(snapshot_of(session, path).version())
 
 
 def newest_entry(session: SparkSession, path: str) -> int:
     """Return the newest version of a table, by the file names in its log; -1 without a table.
 
-    (Loading a snapshot of a version that another engine wrote would cost Delta a Spark job.)
+    Unlike `current_version`, this loads no snapshot of a newer version, which would cost a Spark
+    job if another engine wrote it.
     """
     log = delta_log(session, path)
     found = int(log.unsafeVolatileSnapshot().version())
@@ -173,13 +181,16 @@ _MAX_LISTED = 100
 
 
 def size_bytes(session: SparkSession, path: str) -> int | None:
-    """Return the size of a table's newest version; None if its log has no size. No Spark job."""
+    """Return the size of a table's newest version; None if Delta does not know it.
+
+    Delta 4.4.0 finds it by a Spark job, once a version, so it always knows it.
+    """
     found = snapshot_of(session, path).sizeInBytesIfKnown()
     return int(found.get()) if found.isDefined() else None
 
 
 def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
-    """Return a table's id and its properties named ``ingestd.*``. No Spark job."""
+    """Return a table's id and its properties named ``ingestd.*``. Spark job: see `snapshot_of`."""
     metadata = snapshot_of(session, path).metadata()
     pairs = metadata.configuration().toSeq()
     found = [pairs.apply(n) for n in range(pairs.size())]
@@ -188,13 +199,16 @@ def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
 
 
 def table_property(session: SparkSession, path: str, name: str) -> str | None:
-    """Return a property of a table; None if it is not set. No Spark job."""
+    """Return a property of a table; None if it is not set. Spark job: see `snapshot_of`."""
     found = snapshot_of(session, path).metadata().configuration().get(name)
     return str(found.get()) if found.isDefined() else None
 
 
 def snapshot_of(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
-    """Return Delta's snapshot of a table's newest version. No Spark job."""
+    """Return Delta's snapshot of a table's newest version.
+
+    No Spark job for a version that Delta wrote; one for a version of another engine, once.
+    """
     logs = java_class(session, f"{DELTA}.DeltaLog")  # Delta has no call for it in Python
     # (`update` takes other arguments in each version)
     return logs.forTableWithSnapshot(session._jsparkSession, path)._2()  # noqa: SLF001
@@ -207,7 +221,7 @@ def delta_log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scal
 
 
 def commits_above(session: SparkSession, path: str, version: int) -> list[JobCommit]:
-    """Return the commits of a table above a version, newest first. No Spark job.
+    """Return the commits of a table above a version, newest first. Spark job: see `snapshot_of`.
 
     At most HISTORY_LIMIT, and only those whose log entries have not been cleaned up.
     """

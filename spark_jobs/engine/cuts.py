@@ -18,6 +18,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.model.errors import OperatorError
+from ingestd.process.clock import utc_now
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import (
     CHECKPOINTS,
@@ -137,7 +138,7 @@ class CutLog:
             "epoch": cut.epoch,
             "end_lsn": cut.end_lsn,
             "last_commit_ts": cut.last_commit_ts.astimezone(UTC),  # Spark returns local time
-            "mirrored_at": datetime.now(UTC),
+            "mirrored_at": utc_now(),
             "tables": tables,
         }
         # From an Arrow table: Python rows would make Spark start a worker process.

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,6 @@ from ingestd.model.errors import (
     TableError,
     did_you_mean_table,
 )
-from ingestd.model.lake_state import TableState
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.commits import current_version
 from spark_jobs.engine.cuts import CutLog, EpochCut
@@ -48,17 +48,8 @@ from spark_jobs.lake.targets import table_path
 from spark_jobs.spark_errors import meaning_of
 
 if TYPE_CHECKING:
+    from ingestd.lake.definitions import Definition, Registry
     from spark_jobs.engine.table_mover import TableJob
-    from spark_jobs.lake.tables import Definition, Registry
-
-
-def is_complete_at_every_epoch(definition: Definition) -> bool:
-    """Return whether the fold of the raw table equals the table at every epoch.
-
-    While a table without a key is re-read, it does not: its new rows coexist with the old ones
-    until the `t`.
-    """
-    return definition.is_complete and (bool(definition.key) or definition.state is TableState.LIVE)
 
 
 def _is_in(path: str, folder: str) -> bool:
@@ -263,23 +254,12 @@ class EpochStream:
     def _complete_tables(self, registry: Registry, through: Epoch) -> dict[str, Definition]:
         """Return the tables that their raw tables show completely, up to an epoch."""
         found: dict[str, Definition] = {}
-        is_newest: bool | None = None
+        is_newest = cache(lambda: not self.lake.epochs(through.number))
         for table in registry.tables:
             if not self._is_chosen(table):
                 continue
-            definition = registry.at(table, through.end_lsn)
-            now = registry.at(table)
-            if (
-                now is not None
-                and now != definition
-                and now.state is TableState.LIVE
-                and (now.snapshot_lsn or 0) <= through.end_lsn
-            ):
-                # A state above the newest epoch belongs to it while no later epoch exists.
-                if is_newest is None:
-                    is_newest = not self.lake.epochs(through.number)
-                definition = now if is_newest else definition
-            if definition is not None and is_complete_at_every_epoch(definition):
+            definition = registry.at_epoch(table, through.end_lsn, is_newest)
+            if definition is not None and definition.is_complete_at_every_epoch:
                 found[table] = definition
         return found
 

@@ -25,8 +25,8 @@ from spark_jobs.session import PARQUET_SETTINGS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from ingestd.lake.definitions import Definition
     from spark_jobs.lake.source_lake import Epoch, EpochMemory, SourceLake
-    from spark_jobs.lake.tables import Definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +139,9 @@ def position_after_step(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A table to move.
+    """One move of a table: from the epoch `above` to the epoch `through`.
 
-    `above`: its epoch, 0 for a table that must be created; `above_lsn`: the end of that epoch.
+    `above` is 0 for a table that must be created; `above_lsn`: the end of that epoch.
     `rows`: the raw table's rows between that and `through`, according to `_epochs`; `nbytes`:
     their approximate size. `schema_version`: the last one it was brought to, 0 if unknown.
     """
@@ -277,7 +277,7 @@ class TableMover:
             files=len(raw),
             such_as=raw[0].name,
         )
-        return lake.above(max(highest))
+        return lake.without_rows_up_to(max(highest))
 
     def _session(self) -> SparkSession:
         """Return this thread's session: the settings that sign a commit belong to a session."""

@@ -15,8 +15,8 @@ from spark_jobs.lake.exchange import from_arrow, to_arrow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from ingestd.lake.definitions import LakeColumn
     from ingestd.lake.fold.outcomes import FoldKey
-    from spark_jobs.lake.tables import LakeColumn
 
 
 def fill_kept(

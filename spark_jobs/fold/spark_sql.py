@@ -22,7 +22,7 @@ from spark_jobs.lake.exchange import from_arrow, to_arrow
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from spark_jobs.lake.tables import LakeColumn
+    from ingestd.lake.definitions import LakeColumn
 
 _BEFORE = "_cdc_before"
 

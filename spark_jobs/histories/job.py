@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -27,15 +25,6 @@ if TYPE_CHECKING:
 
     from spark_jobs.engine.table_mover import Step
     from spark_jobs.lake.source_lake import SourceLake
-
-
-SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "spark.sql.adaptive.enabled": "false",
-        "spark.databricks.delta.snapshotPartitions": "1",
-    }
-)
-"""Settings of the sessions that write histories."""
 
 
 class HistoryJob:
@@ -82,7 +71,7 @@ class HistoryJob:
         if not step.above:
             _begin(table, window, shape, lake, step)
         elif window is not None:
-            _go_on(table, window, shape, step)
+            _advance(table, window, shape, step)
 
 
 def _shape(lake: SourceLake, step: Step) -> HistoryShape:
@@ -126,7 +115,7 @@ def _begin(
         window.close()
 
 
-def _go_on(table: HistoryTable, window: Window, shape: HistoryShape, step: Step) -> None:
+def _advance(table: HistoryTable, window: Window, shape: HistoryShape, step: Step) -> None:
     before = again = None
     try:
         made, touched = keyed_versions, keys_of

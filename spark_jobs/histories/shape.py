@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from ingestd.decode.lake_column_names import column_name
+from ingestd.decode.lake_columns import column_name
 from ingestd.model.changes import RESERVED_PREFIX
 from spark_jobs.lake.columns import RAW, quoted
 from spark_jobs.lake.missing_values import missing_value
@@ -23,7 +23,7 @@ from spark_jobs.lake.missing_values import missing_value
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from spark_jobs.lake.tables import Definition, LakeColumn
+    from ingestd.lake.definitions import Definition, LakeColumn
 
 ADDED: Mapping[str, str] = {
     "valid_from": "timestamp",

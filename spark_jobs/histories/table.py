@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
+    from ingestd.lake.definitions import LakeColumn
     from spark_jobs.delta_log.commits import Signature
     from spark_jobs.histories.window import Window
-    from spark_jobs.lake.tables import LakeColumn
 
 _PREFIX = "_cdc_"
 """Prefix of a history's own columns if the source has one of their names."""

@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from spark_jobs.lake.tables import LakeColumn
+    from ingestd.lake.definitions import LakeColumn
 
 RAW = "_cdc_raw"
 RAW_TYPE = "map<string,string>"

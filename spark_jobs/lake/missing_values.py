@@ -17,7 +17,7 @@ from spark_jobs.lake.columns import RAW, RAW_TYPE, col
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from spark_jobs.lake.tables import LakeColumn
+    from ingestd.lake.definitions import LakeColumn
 
 
 def with_missing(rows: DataFrame, added: Sequence[LakeColumn]) -> DataFrame:

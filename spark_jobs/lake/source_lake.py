@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as f
 
+from ingestd.lake.definitions import Registry
 from ingestd.lake.layout import Layout
 from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore, ensure_own_links
+from ingestd.lake.store.store import ensure_own_links
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.acceleration import Accelerator, SparkAlone
 from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect
 from spark_jobs.delta_log.commits import current_version
 from spark_jobs.delta_log.table_files import local_folder
-from spark_jobs.lake.tables import Registry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,7 +143,7 @@ class SourceLake:
         """Return the same lake, read in another session."""
         return self._but(session, self.unread_lsn)
 
-    def above(self, lsn: int) -> SourceLake:
+    def without_rows_up_to(self, lsn: int) -> SourceLake:
         """Return the same lake without the raw rows up to a position.
 
         Statistics of `_cdc_lsn` skip their files, but `_epochs` still counts their rows, so a

@@ -1,26 +1,35 @@
 """The mirror job: moves one mirror from one epoch to another.
 
+The first line that applies decides (limits: `policy.py`):
+
 ======================================  ==========================================================
-the raw rows of the step                action
+the step                                action
 ======================================  ==========================================================
-only changes, and at most about 100 MB  folded and merged by the driver (`step.py`,
-of the mirror may change                `accelerator/`), which also creates such mirrors; else:
-no mirror yet                           created from the fold of all rows above the newest `t`
-a `t`                                   the same: rows below it are void, whenever they came
-`r` rows of a snapshot in progress      left out if their keys changed since: they may come after
-                                        later changes, which the mirror already has
-few rows                                folded in the driver, then one MERGE by key
-many rows                               folded by Spark, then one MERGE
-a small mirror, or most of it changed   folded as above, then a join and a plain write of all rows
+no mirror yet                           created by the driver (`step.py`) up to `driver_rows`,
+                                        else by Spark from the fold of all rows above the newest
+                                        `t`
 a table without a key                   copies of equal rows added or removed (`keyless.py`)
+at most `few_rows`                      folded in the driver, by Spark if the driver can't; merged
+                                        by the driver (`accelerator/`) if the mirror's files
+                                        that may have the keys are small enough, else by Spark
+at most `driver_rows`, changes only,    folded and merged by the driver (`step.py`)
+and a mirror that is small enough
+any other                               folded and merged by Spark
 ======================================  ==========================================================
+
+Spark merges by one MERGE; a small mirror, or one that mostly changed, by a join and a plain write
+of all rows (`table.py`).
+
+If a step with a mirror has a `t`, which is known once the rows have been read, the mirror is
+created again from the fold of all rows above it: rows below a `t` are void, whenever they came. Of
+the `r` rows of a snapshot in progress, those whose keys changed since are omitted: they may come
+after later changes, which the mirror already has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -54,20 +63,12 @@ from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from ingestd.lake.definitions import LakeColumn
     from spark_jobs.engine.table_mover import Step
     from spark_jobs.lake.source_lake import SourceLake
-    from spark_jobs.lake.tables import LakeColumn
 
 _MAX_NAMED = 2_000
 """The greatest number of keys that are listed in the condition of a MERGE."""
-
-MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "spark.sql.adaptive.enabled": "false",
-        "spark.databricks.delta.snapshotPartitions": "1",
-    }
-)
-"""Settings of the sessions that merge: small jobs must be planned and started quickly."""
 
 
 class _RowsMissingError(Exception):
@@ -98,7 +99,7 @@ class MirrorJob:
             self.policy,
         )
         try:
-            _PlannedStep(lake, step, mirror).run()
+            _MirrorAdvance(lake, step, mirror).run()
         except AnalysisException as error:
             if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
                 raise self._raw_missing(lake, step, "the Delta table does not exist") from error
@@ -116,7 +117,7 @@ class MirrorJob:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlannedStep(MirrorStep):
+class _MirrorAdvance(MirrorStep):
     """Applies a step: chooses by its size whether the driver or Spark folds it."""
 
     @property
@@ -254,7 +255,7 @@ class _PlannedStep(MirrorStep):
 
     def _advance_folded_in_driver(self) -> None:
         """Fold the changes in the driver, then merge them, by Spark if the driver can't."""
-        changes = self._driver_step.newest()
+        changes = self._driver_step.changes()
         if changes is None:
             changes = to_arrow(self._shaped(self._changes()))
         self._ensure_all(changes.num_rows)

@@ -17,8 +17,8 @@ from spark_jobs.lake.missing_values import with_missing
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from ingestd.lake.definitions import LakeColumn
     from spark_jobs.engine.table_mover import Step
-    from spark_jobs.lake.tables import LakeColumn
     from spark_jobs.mirrors.table import MirrorTable
 
 _TEXT, _COUNT = "_cdc_text", "_cdc_count"
@@ -76,8 +76,8 @@ def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], st
         net.where(col(_COUNT) > 0).unionByName(staying.drop("there")).where(col(_COUNT) > 0),
         col(_COUNT).cast("int"),
     )
-    nobody = f.lit(None).cast("string")
-    source = less.select("*").unionByName(new.withColumn(_TEXT, nobody))
+    no_text = f.lit(None).cast("string")
+    source = less.select("*").unionByName(new.withColumn(_TEXT, no_text))
     names = [*(c.name for c in columns), RAW, *_POSITION]
     merge = (
         table.for_change()

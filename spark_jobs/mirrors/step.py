@@ -21,9 +21,9 @@ from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
 
 if TYPE_CHECKING:
+    from ingestd.lake.definitions import LakeColumn
     from spark_jobs.engine.table_mover import Step
     from spark_jobs.lake.source_lake import SourceLake
-    from spark_jobs.lake.tables import LakeColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class DriverStep(MirrorStep):
         """Move a mirror by changes only, without `t` or `r` rows."""
         return self._within_limits(self._advance_by_rows)
 
-    def newest(self) -> pa.Table | None:
-        """Return the raw rows of the step, with the present columns."""
-        read = self._read_newest()
+    def changes(self) -> pa.Table | None:
+        """Return the raw rows of the step, with the present columns; None if the driver can't."""
+        read = self._read_rows()
         if read is None or _has_unsent(read, [k.name for k in self.key]):
             return None
         since = max((c.since_lsn or 0 for c in self.added), default=0)
@@ -122,7 +122,7 @@ class DriverStep(MirrorStep):
         except pa.ArrowException:
             return None
 
-    def _read_newest(self) -> pa.Table | None:
+    def _read_rows(self) -> pa.Table | None:
         """Return the raw rows of the step, from the files that the log added last.
 
         None if more than a few log entries are needed, or if the number of rows is not that of
@@ -148,7 +148,7 @@ class DriverStep(MirrorStep):
         in_driver = self.mirror.in_driver(0)
         if in_driver is None or self.mirror.exists:
             return False
-        changes = self.newest()
+        changes = self.changes()
         outcomes = (
             None if changes is None else self._outcomes_for_empty_mirror(above_truncate(changes))
         )
@@ -173,7 +173,7 @@ class DriverStep(MirrorStep):
         in_driver = self.mirror.in_driver(self.step.above)
         if in_driver is None or not in_driver.is_likely:
             return False
-        changes = self.newest()
+        changes = self.changes()
         if changes is None or not {"r", "t"}.isdisjoint(pc.unique(changes["_cdc_op"]).to_pylist()):
             return False
         self.ensure_same_key(pc.min(changes["_cdc_lsn"]).as_py())

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from ingestd.lake.definitions import LakeColumn
     from spark_jobs.delta_log.acceleration import Accelerator, OutcomeMerge
     from spark_jobs.delta_log.commits import Signature
-    from spark_jobs.lake.tables import LakeColumn
 
 DELETED_AT = "_cdc_deleted_at"
 """With soft deletes: commit time of the row's deletion, null for a row that exists."""

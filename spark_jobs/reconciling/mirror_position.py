@@ -1,4 +1,4 @@
-"""The positions of mirrors: the epoch that a version of a mirror holds.
+"""The positions of mirrors: the epoch that a version of a mirror holds, and the wait for one.
 
 `_mirror` records the Delta version at which a mirror holds its table at an epoch. A reconciliation
 compares what users query, the newest version: someone may have changed the mirror by hand, or the
@@ -16,10 +16,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from ingestd.config import Config
 from ingestd.model.errors import TransientError
 from ingestd.model.lsn import Lsn
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import commits_above
+from spark_jobs.lake.lake_state import lake_position
 from spark_jobs.lake.source_lake import SourceLake
 from spark_jobs.lake.targets import MIRRORS
 from spark_jobs.mirrors.table import DELETED_AT
@@ -99,7 +101,7 @@ def mirror_rows(session: SparkSession, path: str, version: int) -> DataFrame:
     return rows
 
 
-def await_found(
+def _await_found(
     find: Callable[[], T | None],
     deadline: float,
     timeout_error: Callable[[], TransientError],
@@ -113,3 +115,43 @@ def await_found(
             raise timeout_error()
         sleep(POLL_S)
     return found
+
+
+def await_mirror(
+    lake: SourceLake, config: Config, target: str, lsn: Lsn, wait_s: float
+) -> tuple[EpochsAround, MirrorRow]:
+    """Wait until the lake, then the mirror, has everything below `lsn`; return where that is.
+
+    Raises TransientError after `wait_s`.
+    """
+    deadline = time.monotonic() + wait_s
+    source = lake.source
+
+    def lake_there() -> Lsn | None:
+        position = lake_position(config, source)
+        return position if position is not None and position >= lsn else None
+
+    def lake_late() -> TransientError:
+        position = lake_position(config, source)
+        return TransientError(
+            f"the lake of source {source} is at {position} and did not reach {lsn}"
+            f" within {wait_s:g} s",
+            reason="lake_behind",
+            remedy="check with `ingestd status` that the daemon runs, or wait longer: --wait",
+        )
+
+    _await_found(lake_there, deadline, lake_late)
+    around = epochs_around(lake, lsn)
+
+    def mirror_late() -> TransientError:
+        return TransientError(
+            f"the mirror in {target} has not reached epoch {around.through} within {wait_s:g} s",
+            reason="mirror_behind",
+            remedy="check that the mirror job runs, or run it now: python -m spark_jobs.mirror"
+            f" --source {source} --target {target} --once",
+        )
+
+    row = _await_found(
+        lambda: mirror_row(lake.session, target, around.through), deadline, mirror_late
+    )
+    return around, row

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
 from ingestd.config import Config, included
-from ingestd.model.errors import ConfigError, TransientError, did_you_mean_table
-from ingestd.model.lsn import Lsn
+from ingestd.model.errors import ConfigError, did_you_mean_table
 from ingestd.model.schema import Table, TableId
+from ingestd.process.clock import utc_now
 from spark_jobs.accelerator.by_driver import accelerator_of
 from spark_jobs.cli.arguments import spark_uri
-from spark_jobs.lake.lake_state import known_tables, lake_position
+from spark_jobs.lake.lake_state import known_tables
 from spark_jobs.lake.source_lake import SourceLake
-from spark_jobs.reconciling.mirror_position import (
-    EpochsAround,
-    MirrorRow,
-    await_found,
-    epochs_around,
-    mirror_row,
-)
+from spark_jobs.reconciling.mirror_position import await_mirror
 from spark_jobs.reconciling.report import (
     ReconcileState,
     Reconciliation,
@@ -66,9 +58,9 @@ def compare(
     )
     known = known_tables(config, source)
     with SourcePoint(source, config.sources[source], known, slot_limit_s=chosen.wait) as point:
-        run = Reconciliation(uuid.uuid4().hex, datetime.now(UTC), source, point.lsn)
+        run = Reconciliation(uuid.uuid4().hex, utc_now(), source, point.lsn)
         tables, results = _asked_for(point, chosen.tables)
-        around, row = _reached(lake, config, target, point.lsn, chosen.wait)
+        around, row = await_mirror(lake, config, target, point.lsn, chosen.wait)
         comparison = TableComparison(
             lake, point, around=around, row=row, settings=settings, run=run
         )
@@ -100,40 +92,3 @@ def _asked_for(
         for one in refused
     ]
     return tables, results
-
-
-def _reached(
-    lake: SourceLake, config: Config, target: str, lsn: Lsn, wait_s: float
-) -> tuple[EpochsAround, MirrorRow]:
-    """Wait until the lake, then the mirror, has everything below `lsn`. Raises TransientError."""
-    deadline = time.monotonic() + wait_s
-    source = lake.source
-
-    def lake_there() -> Lsn | None:
-        position = lake_position(config, source)
-        return position if position is not None and position >= lsn else None
-
-    def lake_late() -> TransientError:
-        position = lake_position(config, source)
-        return TransientError(
-            f"the lake of source {source} is at {position} and did not reach {lsn}"
-            f" within {wait_s:g} s",
-            reason="lake_behind",
-            remedy="check with `ingestd status` that the daemon runs, or wait longer: --wait",
-        )
-
-    await_found(lake_there, deadline, lake_late)
-    around = epochs_around(lake, lsn)
-
-    def mirror_late() -> TransientError:
-        return TransientError(
-            f"the mirror in {target} has not reached epoch {around.through} within {wait_s:g} s",
-            reason="mirror_behind",
-            remedy="check that the mirror job runs, or run it now: python -m spark_jobs.mirror"
-            f" --source {source} --target {target} --once",
-        )
-
-    row = await_found(
-        lambda: mirror_row(lake.session, target, around.through), deadline, mirror_late
-    )
-    return around, row

@@ -8,11 +8,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from ingestd.lake.definitions import Definition, Registry
 from ingestd.model.errors import FolderError, TableChangedError, TableError
 from ingestd.model.lake_state import TableState
 from ingestd.model.schema import Table
 from spark_jobs.lake.source_lake import SourceLake
-from spark_jobs.lake.tables import Definition, Registry
 from spark_jobs.lake.targets import table_path
 from spark_jobs.lake.types import spark_type
 from spark_jobs.reconciling.differences import (

@@ -47,13 +47,13 @@ class Talk:
         self._token = token
         self._nonces = nonces
         self._is_keeper = is_keeper
-        self._said = self._heard = 0
+        self._sent_count = self._received_count = 0
 
     def line(self, value: dict[str, Any]) -> bytes:
         """Return this side's next line."""
         text = json.dumps(value)
-        mark = self._mark(text, self._said, is_keeper=self._is_keeper)
-        self._said += 1
+        mark = self._mark(text, self._sent_count, is_keeper=self._is_keeper)
+        self._sent_count += 1
         return f"{mark} {text}\n".encode()
 
     def greeting(self) -> bytes:
@@ -63,8 +63,8 @@ class Talk:
     def heard(self, line: bytes) -> dict[str, Any] | None:
         """Return the peer's next message; None if its signature is wrong."""
         mark, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
-        expected = self._mark(text, self._heard, is_keeper=not self._is_keeper)
-        self._heard += 1
+        expected = self._mark(text, self._received_count, is_keeper=not self._is_keeper)
+        self._received_count += 1
         if not hmac.compare_digest(mark.encode(), expected.encode()):
             return None
         found: dict[str, Any] = json.loads(text)

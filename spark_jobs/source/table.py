@@ -83,7 +83,7 @@ async def find_table(options: SourceOptions) -> SourceTable:
         conditions = [table.row_filter, options.where] if table.row_filter else [options.where]
         table = replace(table, row_filter=joined(conditions))
     # The keeper checks that the table is still as described, for all kinds of tables.
-    table = replace(table, storage="")
+    table = replace(table, fingerprint="")
     return SourceTable(options.source, settings.kind, settings, table)
 
 

@@ -12,8 +12,8 @@ from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
+from ingestd.postgres.snapshot.external_reader import CopyPageSource
 from ingestd.postgres.snapshot.key_splits import KeySplits
-from ingestd.postgres.snapshot.page_source import CopyPageSource
 from ingestd.testing.fakes.tables import FakePageSource, FakeSplitManager, FakeTables
 
 if TYPE_CHECKING:

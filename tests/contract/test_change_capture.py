@@ -100,7 +100,7 @@ async def take_to(live: AsyncGenerator[ChangeSet, None], position: Lsn) -> list[
     async with asyncio.timeout(LIMIT_S):
         async for change_set in live:
             change_sets.append(change_set)
-            if change_set.position >= position and not change_set.is_open:
+            if change_set.position >= position and not change_set.ends_in_transaction:
                 break
     return change_sets
 
@@ -310,7 +310,7 @@ async def test_snapshot_boundary_no_loss_or_duplicate_under_writes(
         assert datetime.now(UTC) >= snapshot.at
         await snapshot.close()
         await snapshot.close()
-        async with aclosing(capture.live(None)) as live:
+        async with aclosing(capture.changes(None)) as live:
             change_sets = await take_to(live, snapshot.point)
             await some_more(len(written) + 5)
             stop.set()
@@ -342,7 +342,7 @@ async def test_a_later_snapshot_has_a_point_that_live_passes(world: ChangeWorld)
     assert snapshot.point >= first.point
     assert sorted(r["id"] for r in read) == [1, 2, 3]
     await world.insert(4, table="b")
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         change_sets = await take_to(live, await world.current())
     assert [r["id"] for r in changes_of(change_sets) if r["_cdc_lsn"] >= snapshot.point] == [4]
 
@@ -355,7 +355,7 @@ async def test_live_gives_whole_transactions_in_commit_order(stream_world: Chang
     await world.insert(10, 20, table="b")
     await world.insert(*range(100, 100 + LARGE_ROWS), note="x" * 500)
     await world.insert(4)
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         change_sets = await take(live, 4)
     assert ids(change_sets, "a") == [1, 2, 3, *range(100, 100 + LARGE_ROWS), 4]
     assert ids(change_sets, "b") == [10, 20]
@@ -367,11 +367,11 @@ async def test_live_gives_whole_transactions_in_commit_order(stream_world: Chang
     seqs = [r["_cdc_seq"] for r in rows]
     assert seqs == [1, 2, 3, *range(1, LARGE_ROWS + 1), 1]
     assert len({r["_cdc_xid"] for r in rows}) == 3
-    assert any(c.is_open for c in change_sets)
+    assert any(c.ends_in_transaction for c in change_sets)
     for change_set in change_sets:
         last = max((r["_cdc_lsn"] for r in changes_of([change_set])), default=None)
         if last is not None:
-            assert change_set.is_open == (last >= change_set.position)
+            assert change_set.ends_in_transaction == (last >= change_set.position)
             assert change_set.first_lsn is not None
             assert change_set.first_lsn <= min(r["_cdc_lsn"] for r in changes_of([change_set]))
     times = [t for c in change_sets for t in c.commit_times.tolist()]
@@ -384,7 +384,7 @@ async def test_polls_are_whole_and_their_positions_grow(polled_world: ChangeWorl
     await world.insert(7)
     capture, _ = await begun(world)
     change_sets: list[ChangeSet] = []
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         await world.insert(1, 2, 3)
         await world.insert(10, 20, table="b")
         change_sets += await take_to(live, await world.current())
@@ -396,7 +396,7 @@ async def test_polls_are_whole_and_their_positions_grow(polled_world: ChangeWorl
     assert sorted(ids(change_sets, "b")) == [10, 20]
     positions = [c.position for c in change_sets]
     assert positions == sorted(positions)
-    assert any(c.is_open for c in change_sets)
+    assert any(c.ends_in_transaction for c in change_sets)
     rows = changes_of(change_sets)
     places = [(r["_cdc_lsn"], r["_cdc_seq"]) for r in rows]
     assert places == sorted(set(places))
@@ -408,7 +408,7 @@ async def test_polls_are_whole_and_their_positions_grow(polled_world: ChangeWorl
         [end] = [n for n, k in enumerate(change_sets) if any(lsn in _lsns(b) for b in k.batches)][
             -1:
         ]
-        while change_sets[end].is_open:
+        while change_sets[end].ends_in_transaction:
             end += 1
         assert lsn < change_sets[end].position
     for change_set in change_sets:
@@ -416,7 +416,7 @@ async def test_polls_are_whole_and_their_positions_grow(polled_world: ChangeWorl
         assert change_set.first_lsn is None or change_set.first_lsn <= min(
             found, default=change_set.first_lsn
         )
-        if change_set.is_open:
+        if change_set.ends_in_transaction:
             assert change_set.position <= min(found)
         elif found:
             assert change_set.position > max(found)
@@ -440,7 +440,7 @@ async def test_nothing_is_given_of_a_table_before_it_was_read(polled_world: Chan
     await world.insert(2, table="b")
     capture, tables = await prepared(world)
     await world.begin(capture, [t for t in tables if t.id.name == "b"])
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         await world.insert(3)
         await world.insert(4, table="b")
         change_sets = await take_to(live, await world.current())
@@ -463,7 +463,7 @@ async def test_supports_replay_from_any_position_not_confirmed(stream_world: Cha
     capture, tables = await prepared(world)
     assert capture.supports_replay
     ends = []
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         for key in range(1, 6):
             await world.insert(key)
             ends.append((await take(live, 1))[-1].position)
@@ -472,7 +472,7 @@ async def test_supports_replay_from_any_position_not_confirmed(stream_world: Cha
         later = world.capture()
         await claim(later)
         await later.prepare(tables)
-        async with aclosing(later.live(ends[done - 1] if done else None)) as live:
+        async with aclosing(later.changes(ends[done - 1] if done else None)) as live:
             assert ids(await take(live, 5 - done)) == list(range(done + 1, 6))
         await later.close()
 
@@ -482,7 +482,7 @@ async def test_resumes_exactly_after_the_confirmed_position(stream_world: Change
     capture, tables = await prepared(world)
     for key in range(1, 6):
         await world.insert(key)
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         position = (await take_to(live, await world.current()))[-1].position
         await world.insert(6)
         await world.insert(7)
@@ -497,7 +497,7 @@ async def test_resumes_exactly_after_the_confirmed_position(stream_world: Change
     later = world.capture()
     await claim(later)
     await later.prepare(tables)
-    async with aclosing(later.live(None)) as live:
+    async with aclosing(later.changes(None)) as live:
         assert ids(await take(live, 2)) == [6, 7]
 
 
@@ -507,7 +507,7 @@ async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> 
     await (
         world.write_elsewhere()
     )  # a catching-up capture stalls in a backlog, the others in a stream
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         first = await anext(live)
         await world.insert(*range(LARGE_ROWS), note="y" * 400)
         await world.insert(LARGE_ROWS)
@@ -521,13 +521,13 @@ async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> 
 
 async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None:
     capture, _ = await begun(world)
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         await anext(live)
         await world.write_elsewhere()
         position = await world.current()
         change_sets = await take_to(live, position)
         assert not changes_of(change_sets)
-        assert all(c.transactions == 0 and not c.is_open for c in change_sets)
+        assert all(c.transactions == 0 and not c.ends_in_transaction for c in change_sets)
         await capture.confirm(change_sets[-1].position)
 
         async def has_advanced() -> bool:
@@ -539,12 +539,35 @@ async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None
 # --- confirm, lag, health, close -------------------------------------------------------------
 
 
+async def test_the_end_follows_all_that_was_committed(world: ChangeWorld) -> None:
+    capture, _ = await begun(world)
+    found: list[ChangeSet] = []
+
+    async def read() -> None:
+        async with aclosing(capture.changes(None)) as live:
+            async for change_set in live:
+                found.append(change_set)  # noqa: PERF401 - read meanwhile
+
+    reading = asyncio.create_task(read())
+    try:
+        for number in (1, 2, 3):
+            await world.insert(number)
+            async with asyncio.timeout(LIMIT_S):
+                end = await capture.end_position()
+                while not found or found[-1].position < end or found[-1].ends_in_transaction:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert ids(found) == list(range(1, number + 1))
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
 async def test_confirm_is_cumulative_and_never_beyond_what_was_read(
     world: ChangeWorld,
 ) -> None:
     capture, _ = await begun(world)
     await world.insert(1)
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         early = (await take(live, 1))[-1].position
         await world.insert(2)
         late = (await take(live, 1))[-1].position
@@ -564,7 +587,7 @@ async def test_confirm_is_cumulative_and_never_beyond_what_was_read(
 
 async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> None:
     capture, _ = await begun(world)
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         await take_to(live, await world.current())
         await world.insert(1000)  # so that a stream has begun, which reports it at once
         done = (await take(live, 1))[-1].position
@@ -587,7 +610,7 @@ async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> Non
 async def test_lag_is_measured_while_no_change_sets_are_taken(stream_world: ChangeWorld) -> None:
     world = stream_world
     capture, _ = await prepared(world)
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         await anext(live)
         confirmed = await world.confirmed()
         await world.insert(*range(LARGE_ROWS), note="z" * 400)
@@ -619,7 +642,7 @@ async def test_health_tells_when_the_claim_is_lost(world: ChangeWorld) -> None:
     with pytest.raises(TransientError):
         await capture.health()
     with pytest.raises(TransientError):
-        await anext(capture.live(None))
+        await anext(capture.changes(None))
 
 
 @pytest.mark.thorough
@@ -643,7 +666,7 @@ async def test_close_leaves_nothing_whenever_it_comes(world: ChangeWorld, stage:
         elif stage == "streaming":
             await world.begin(capture, tables)
             await world.insert(5000)
-            live = capture.live(None)
+            live = capture.changes(None)
             await take(live, 1)
         elif stage == "killed":
             await world.kill_claim()
@@ -755,7 +778,7 @@ async def test_snapshot_boundary_of_a_table_added_while_streaming(world: ChangeW
 async def test_idle_advances_past_a_snapshot_that_was_read(world: ChangeWorld) -> None:
     capture, tables = await begun(world)
     snapshot = await capture.snapshot(tables)
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         before = (await take_to(live, snapshot.point))[-1].position
         await snapshot.advance_source()
         change_sets = await take_to(live, Lsn(before + 1))
@@ -764,7 +787,7 @@ async def test_idle_advances_past_a_snapshot_that_was_read(world: ChangeWorld) -
 
 
 async def _collect(capture: ChangeCapture, into: list[ChangeSet]) -> None:
-    async with aclosing(capture.live(None)) as live:
+    async with aclosing(capture.changes(None)) as live:
         while True:
             into.append(await anext(live))
 

@@ -82,7 +82,7 @@ async def streaming(world: ChangeWorld) -> AsyncGenerator[Stream, None]:
     stream = Stream(capture, tables[0])
 
     async def collect() -> None:
-        async for chunk in capture.live(None):
+        async for chunk in capture.changes(None):
             stream.chunks.append(chunk)
 
     collecting = asyncio.create_task(collect())

@@ -14,8 +14,8 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.testing.fakes.sink import MemoryPageSink
 
 if TYPE_CHECKING:

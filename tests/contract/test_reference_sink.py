@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.layout import Layout
 from ingestd.lake.reference.table import DeltaReferenceTable
-from ingestd.lake.store.store import LocalStore
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.schema import TIMESTAMP_NTZ, TableId
 from ingestd.testing.fakes.reference import FakeReferenceLake, FakeReferenceSink

@@ -318,7 +318,7 @@ async def test_a_backlog_is_drained_as_far_as_the_standby_has_it(
             found: list[int] = []
             async with (
                 capturing(shop, policy) as capture,
-                contextlib.aclosing(capture.live(None)) as chunks,
+                contextlib.aclosing(capture.changes(None)) as chunks,
             ):
                 async for chunk in chunks:
                     found += [i for b in chunk.batches for i in b.rows.column("id").to_pylist()]

@@ -6,6 +6,7 @@ A test is marked, ``@pytest.mark.attack("account")``, or listed here, by file or
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,18 +78,27 @@ _PROPERTY = "attacker"
 def mark_attacks(items: Iterable[pytest.Item]) -> None:
     """Mark the listed tests. Each test then records its attackers in its report."""
     for item in items:
-        path = item.path.relative_to(ROOT).as_posix()
-        place = f"{path}::{item.name}"
         found = {
             attacker
-            for attacker, places in LISTED.items()
-            if any(place == each or place.startswith((f"{each}::", f"{each}[")) for each in places)
-            or any("::" in each and place.startswith(each) for each in places)
+            for attacker, place in _listed_in(item.path)
+            if item.name.startswith(place.partition("::")[2])
         }
         if found:
             item.add_marker(pytest.mark.attack(*sorted(found)))
         for attacker in attackers_of(item):
             item.user_properties.append((_PROPERTY, attacker))
+
+
+@cache
+def _listed_in(path: Path) -> list[tuple[str, str]]:
+    """Return what `LISTED` has of a file: attacker and place."""
+    file = path.relative_to(ROOT).as_posix()
+    return [
+        (attacker, place)
+        for attacker, places in LISTED.items()
+        for place in places
+        if place.partition("::")[0] == file
+    ]
 
 
 def attackers_of(item: pytest.Item) -> set[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spark_jobs.backfills.driver import BackfillOutcome
-    from spark_jobs.backfills.plan import SplitRunner
+    from spark_jobs.backfills.reading import SplitRunner
     from spark_jobs.backfills.record import Note
     from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
 
@@ -63,7 +63,7 @@ def backfill(
     *,
     runner: SplitRunner | None = None,
     reached: Callable[[str], None] = lambda _: None,
-    tell: Callable[[str], None] = lambda _: None,
+    print_line: Callable[[str], None] = lambda _: None,
     split_bytes: int = SPLIT_BYTES,
     again: bool = False,
 ) -> BackfillOutcome:
@@ -75,7 +75,7 @@ def backfill(
         runner or Threads(),
         split_bytes=split_bytes,
         again=again,
-        tell=tell,
+        print_line=print_line,
         reached=reached,
     )
     return asyncio.run(made.run([TableId.parse(table) for table in tables]))

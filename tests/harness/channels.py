@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from psycopg.conninfo import make_conninfo
 
-from ingestd.postgres.transport import copy_reader
+from ingestd.postgres.transport.channels import choice
 from tests.harness.tls_servers import NAME
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def dsn_by(way: str, secure: TlsServer, database: Database, monkeypatch: pytest.
     if way == "tcp":
         return make_conninfo(database.dsn, sslmode="disable")
     if way == "libpq":
-        monkeypatch.setattr(copy_reader, "tls_channel", lambda _: None)
+        monkeypatch.setattr(choice, "tls_channel", lambda _: None)
     return encrypted(database.dsn, secure)
 
 

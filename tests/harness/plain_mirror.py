@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
+from ingestd.lake.definitions import Registry
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.layout import Layout
 from ingestd.lake.store.store import open_store
 from ingestd.model.schema import TIMESTAMP, TableId
 from ingestd.testing.oracle.comparison import read_registry
 from spark_jobs.delta_log.commits import Signature
-from spark_jobs.lake.tables import Registry
 from spark_jobs.lake.targets import MIRRORS, table_path
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ Those tests have the mark `READS_CODE`: pytest-xdist runs them in one process.
 from __future__ import annotations
 
 import ast
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -32,7 +33,17 @@ def text_of(path: Path) -> str:
 
 @cache
 def parsed(source: str) -> ast.Module:
-    return ast.parse(source)
+    """Return a module's tree, which is kept: garbage collections pass it by."""
+    _collect_once()
+    tree = ast.parse(source)
+    gc.freeze()
+    return tree
+
+
+@cache
+def _collect_once() -> None:
+    """Collect the garbage of the tests before, which would be kept with the trees."""
+    gc.collect()
 
 
 @cache

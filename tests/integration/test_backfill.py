@@ -355,7 +355,7 @@ def test_i6_restarts_where_read_rows_are_void(
     killed_backfill(daemon.config_path, "shop", "split:3", BIG)
     database.execute(*meanwhile.format(database.name).split("; "))
     lines: list[str] = []
-    [filled] = backfill(daemon.config_path, "shop", [BIG], tell=lines.append).filled
+    [filled] = backfill(daemon.config_path, "shop", [BIG], print_line=lines.append).filled
     assert filled.is_live
     assert any("starts over" in line and re.search(told, line) for line in lines), lines
     assert_daemon_goes_on(database, lake, daemon, BIG)

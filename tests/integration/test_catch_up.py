@@ -397,7 +397,7 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
     try:
         discovery = await capture.discover({})
         await capture.prepare(discovery.tables)
-        async with contextlib.aclosing(capture.live(None)) as chunks:
+        async with contextlib.aclosing(capture.changes(None)) as chunks:
             await anext(chunks)  # it streams, and no one reads on
             for low in range(0, 60_000, 5000):
                 database.execute(
@@ -448,7 +448,7 @@ async def test_a_stream_that_rereads_much_wal_is_not_interrupted(
             own_postgres.psql(statement)
         capture = await prepared(own_postgres, policy)
         try:
-            async with contextlib.aclosing(capture.live(None)) as chunks:
+            async with contextlib.aclosing(capture.changes(None)) as chunks:
                 looking = asyncio.create_task(look_often(capture))
                 async with asyncio.timeout(LIMIT_S):
                     async for chunk in chunks:
@@ -687,7 +687,7 @@ async def test_each_connection_to_the_slot_checks_the_server_lineage(database: D
 
 
 async def drain_all(capture: WalCapture, meddle: Callable[[], None] | None) -> None:
-    async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
+    async with contextlib.aclosing(capture.changes(None)) as chunks, asyncio.timeout(LIMIT_S):
         await anext(chunks)
         if meddle is not None:
             await asyncio.to_thread(meddle)

@@ -25,7 +25,7 @@ from ingestd.postgres.catalog.publication import published
 from ingestd.postgres.catalog.published_filters import with_row_filters
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ExportedView, ReadPoint
 from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.compare import registry
@@ -82,7 +82,7 @@ async def snapshot(database: Database, table: Table, *, is_packed: bool) -> list
         row: Any = await cursor.fetchone()
         blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed, oid=table.oid)
         split = Split(table, row[0], blocks.to_text(), 0)
-        view = ExportedView(database.dsn, row[0], RowOrigin(Lsn(1), datetime.now(UTC)))
+        view = ExportedView(database.dsn, row[0], ReadPoint(Lsn(1), datetime.now(UTC)))
         pages = TablePages(database.dsn, split, view, row_limit_bytes=UNLIMITED_BYTES)
         batches = [page.batch async for page in pages.pages()]
         await pages.close()

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from ingestd.model.lake_state import TableEvent, TableState, registered
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.captured.definition import read_catalog
+from ingestd.postgres.captured.catalog import read_catalog
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.settings import WalSettings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ingestd.model.schema import TableId
     from ingestd.ports import Discovery
-    from ingestd.postgres.captured.definition import Catalog
+    from ingestd.postgres.captured.catalog import Catalog
     from ingestd.postgres.catalog.publication import Published
     from tests.harness.databases import Database
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.lake.store.errors import storage_fault
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.paths import OddPathError, why_odd
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore, Store, open_store
+from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import FolderError
 from tests.harness.object_store import ObjectStoreServer
 

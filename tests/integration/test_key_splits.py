@@ -13,9 +13,9 @@ from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.predicates import ColumnPredicate
 from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
+from ingestd.postgres.snapshot.external_reader import CopyPageSource
 from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
-from ingestd.postgres.snapshot.page_source import CopyPageSource
 from tests.harness.collations import make_collations
 from tests.integration.test_pages import REWRITES, exported, table_named
 

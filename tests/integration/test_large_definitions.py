@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.model.errors import TableError
-from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import MOST_EXPRESSIONS
 from ingestd.postgres.catalog.relation_lock import lock_table

@@ -10,7 +10,8 @@ from pydantic import SecretStr
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
-from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.catalog.published_filters import MOST_BYTES
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.discovery import PolledTables
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ingestd.ports import Discovery
-    from ingestd.postgres.captured.definition import Catalog
+    from ingestd.postgres.captured.catalog import Catalog
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -222,7 +222,7 @@ async def streamed(liar: LyingServer, database: Database, sent: bytes) -> Ingest
                 while True:
                     decoding = BlockDecoder(decoder, order, await stream.receive())
                     while not decoding.is_done:
-                        decoding.some()
+                        decoding.decode_some()
                     if decoding.ended is not None:
                         return stream.fault(decoding.ended)
             finally:

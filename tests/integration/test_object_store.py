@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 
-from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, turn_of
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_INTERVAL, turn_of
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log, open_table
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
@@ -31,8 +31,9 @@ from ingestd.lake.lake_id import (
 from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
 from ingestd.lake.store.errors import storage_fault
+from ingestd.lake.store.local_store import ID_FILE
 from ingestd.lake.store.paths import OddFileError
-from ingestd.lake.store.store import ID_FILE, Store, open_store
+from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import IngestdError, LakeLostError, OperatorError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,7 +31,6 @@ from tests.harness.hostile_folder import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
@@ -211,6 +213,32 @@ def test_a_forged_number_stops_one_table(
     await_good(daemon, lake, 2)
     database.execute("INSERT INTO good VALUES (3)")
     await_good(daemon, lake, 3)
+
+
+def test_a_pasted_remedy_resnapshots_a_polled_table(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    """Its keys can't be read, so that polls pause; a request ends the pause."""
+    daemon = started(database, lake, make_daemon)
+    daemon.sigterm()
+    for path in log_of(lake).parent.glob("*.parquet"):
+        path.write_bytes(b"no Parquet")
+    daemon.start()
+    database.execute("INSERT INTO bad VALUES (2)")
+    await_until(lambda: bool(daemon.events("table.stopped")), 40, daemon.tail)
+    remedy = daemon.events("table.stopped")[-1]["remedy"]
+    command = remedy[remedy.index("mv ") :]
+    url = f"--url http://{daemon.listen}"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {url}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, (command, done.stderr, daemon.tail())
+    assert ids_in(lake, "bad") >= {1, 2}
 
 
 async def test_maintenance_continues_after_a_deep_commit(

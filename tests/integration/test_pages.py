@@ -22,7 +22,7 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ExportedView, ReadPoint
 from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.testing.embedded.waiting import await_until
 from ingestd.testing.oracle.server_text import FLOAT_TEXTS, text_function
@@ -58,7 +58,7 @@ def pages_of(dsn: str, split: Split, **more: Any) -> TablePages:
     return TablePages(
         dsn,
         split,
-        ExportedView(dsn, split.snapshot, RowOrigin(POINT, AT)),
+        ExportedView(dsn, split.snapshot, ReadPoint(POINT, AT)),
         row_limit_bytes=UNLIMITED_BYTES,
         **more,
     )

@@ -22,7 +22,7 @@ from ingestd.postgres.rewrites.fingerprint_queries import (
     read_empty,
     read_files,
 )
-from ingestd.postgres.snapshot.read_view import current_snapshot
+from ingestd.postgres.snapshot.read_view import current_pg_snapshot
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -247,7 +247,7 @@ async def stored(looking: AsyncConnection[Any], oid: int) -> TableFingerprint:
         files.get(oid, {}),
         attach_xids=places.get(oid, {}),
         toast=toast.get(oid, {}),
-        ended=(await current_snapshot(looking)).xmin,
+        ended=(await current_pg_snapshot(looking)).xmin,
     )
 
 

@@ -106,7 +106,7 @@ class Source:
         verdict = await self.capture.continuity(lake)
         assert isinstance(verdict, Resumed) == bool(self.lake.resume)
         await self.capture.prepare([self.table])
-        self._live = self.capture.live(self.lake.position or None)
+        self._live = self.capture.changes(self.lake.position or None)
         await anext(self._live)
         if not self.lake.resume:
             await self.read()
@@ -130,7 +130,7 @@ class Source:
             async for chunk in self._live:
                 for batch in chunk.batches:
                     self.lake.append(batch)
-                if not chunk.is_open and chunk.position > above:
+                if not chunk.ends_in_transaction and chunk.position > above:
                     self.lake.position = chunk.position
                     await self.capture.confirm(chunk.position)
                     return
@@ -142,7 +142,7 @@ class Source:
         async with asyncio.timeout(LIMIT_S):
             async for chunk in self._live:
                 batches += chunk.batches
-                if not chunk.is_open and sum(b.rows.num_rows for b in batches) >= count:
+                if not chunk.ends_in_transaction and sum(b.rows.num_rows for b in batches) >= count:
                     break
         if keep:
             for batch in batches:

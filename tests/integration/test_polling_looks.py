@@ -25,7 +25,7 @@ from ingestd.postgres.polling.poll import (
 )
 from ingestd.postgres.polling.polled_table import Cursor, PolledTable
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
-from ingestd.postgres.polling.rows import PollRowOrigin
+from ingestd.postgres.polling.rows import PollReadPoint
 
 if TYPE_CHECKING:
     import psycopg
@@ -67,7 +67,7 @@ class Watcher:
             )
             async with aclosing(scan_table(self.connection, scan, now)) as pages:
                 async for rows in pages:
-                    for batch in rows.changes(PollRowOrigin(Lsn(1), now.at), None):
+                    for batch in rows.changes(PollReadPoint(Lsn(1), now.at), None):
                         self.found += batch.rows.column("version").to_pylist()
             self.progress = PollProgress.parse(scan.progress.to_text())
             self.kinds.add(scan.is_whole)

@@ -28,7 +28,7 @@ from ingestd.postgres.polling.keys.key_pages import KeyPages
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.page_source import CopyPageSource
+from ingestd.postgres.snapshot.external_reader import CopyPageSource
 from tests.harness.collations import make_collations
 from tests.integration.test_key_splits import AFTER, KEYS, PREPARE
 from tests.integration.test_pages import exported, table_named

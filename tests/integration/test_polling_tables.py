@@ -333,7 +333,7 @@ async def test_a_truncate_after_a_vacuum_full_is_reported(database: Database) ->
     tables = PolledTables(settings(database.dsn))
     found = await discover(tables, database.dsn, known)
     [table] = found.tables
-    assert table.storage != known[T].storage
+    assert table.fingerprint != known[T].fingerprint
     known = recorded(found.tables)
     database.execute("TRUNCATE t", "INSERT INTO t VALUES (1)", "VACUUM FULL t")
     found = await discover(PolledTables(settings(database.dsn)), database.dsn, known)

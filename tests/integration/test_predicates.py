@@ -14,7 +14,7 @@ from ingestd.model.predicates import ColumnPredicate, IsNull, NotNull, OneOf, Op
 from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
-from ingestd.postgres.snapshot.page_source import CopyPageSource
+from ingestd.postgres.snapshot.external_reader import CopyPageSource
 from ingestd.postgres.snapshot.pushdown import condition
 from tests.harness.collations import make_collations
 from tests.integration.test_pages import WHOLE, exported, table_named

@@ -43,12 +43,12 @@ from ingestd.postgres.rewrites.dependent_texts import TypeUse
 from ingestd.postgres.rewrites.fingerprint import StoredColumn, TableFingerprint, digest
 from ingestd.postgres.rewrites.fingerprint_queries import _holds
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
+from ingestd.postgres.snapshot.external_reader import CopyPageSource
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation
 from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
-from ingestd.postgres.snapshot.page_source import CopyPageSource
 from ingestd.postgres.snapshot.read_probe import read_fault
-from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, ReadPoint
 from ingestd.postgres.snapshot.table_pages import TablePages
 from ingestd.postgres.snapshot.where import check_condition
 from ingestd.testing.embedded.waiting import await_until
@@ -183,7 +183,7 @@ async def described(database: Database) -> Table:
         StoredColumn(n, oid, mod, 1, has_missing=False, name=digest(name))
         for n, oid, mod, name in columns
     ]
-    return replace(table, storage=str(TableFingerprint(tuple(stored), {table.oid: 1})))
+    return replace(table, fingerprint=str(TableFingerprint(tuple(stored), {table.oid: 1})))
 
 
 async def polled_of(table: Table) -> PolledTable:
@@ -198,8 +198,8 @@ async def read_pages(pages: TablePages) -> None:
             pass
 
 
-def place() -> RowOrigin:
-    return RowOrigin(Lsn(1), datetime.now(UTC))
+def place() -> ReadPoint:
+    return ReadPoint(Lsn(1), datetime.now(UTC))
 
 
 async def export(dsn: str, table: Table, snapshot: str) -> None:

@@ -12,7 +12,8 @@ from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.transport.copy_reader import Channels, CopyReader
+from ingestd.postgres.transport.channels.choice import Channels
+from ingestd.postgres.transport.copy_reader import CopyReader
 from ingestd.postgres.wal.replication_stream import ReplicationStream, StreamLimits
 from tests.harness.channels import WAYS, dsn_by
 from tests.harness.databases import fresh_database

@@ -28,7 +28,7 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.tables import describe, list_tables, list_types
 from ingestd.postgres.connection.pinned_settings import SETTINGS
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ExportedView, ReadPoint
 from ingestd.postgres.snapshot.table_pages import TablePages
 from tests.harness.databases import Database, fresh_database
 from tests.harness.generated_values import GENERATED
@@ -119,7 +119,7 @@ def decoded(messages: Sequence[bytes], table: Table) -> list[TableBatch]:
 async def pages(dsn: str, table: Table, snapshot: str, *, is_packed: bool) -> list[TableBatch]:
     """Read the table by packed columns or by rows, whichever the daemon would choose."""
     blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed, oid=table.oid)
-    view = ExportedView(dsn, snapshot, RowOrigin(POINT, AT))
+    view = ExportedView(dsn, snapshot, ReadPoint(POINT, AT))
     reading = TablePages(
         dsn, Split(table, snapshot, blocks.to_text(), 0), view, row_limit_bytes=UNLIMITED_BYTES
     )

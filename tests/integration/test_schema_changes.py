@@ -25,7 +25,7 @@ from ingestd.lake.layout import Layout
 from ingestd.model.schema import TableId
 from ingestd.testing.embedded.daemon import Daemon
 from ingestd.testing.oracle.comparison import await_caught_up, compare_table, source_tables
-from tests.harness.compare import registry
+from tests.harness.compare import registry, wrong_current_rows
 from tests.harness.config import wal_config
 from tests.harness.databases import fresh_database
 from tests.harness.schema_cases import CASES, PATTERNS, TABLESPACE, Case
@@ -250,6 +250,7 @@ def check(played: Life, case: Case) -> None:
         for table in played.captured(case):
             compared = compare_table(connection, str(played.lake), "shop", table)
             assert compared.is_equal, f"{compared}\n{played.events_of(table)}"
+            assert wrong_current_rows(connection, played.lake, "shop", [table]) == []
     table = TableId("public", case.name)
     events = played.events_of(table)
     if case.gone:

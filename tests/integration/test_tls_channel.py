@@ -17,9 +17,10 @@ from psycopg.conninfo import make_conninfo
 
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.transport.channels import tls
+from ingestd.postgres.transport.channels.choice import Channels
 from ingestd.postgres.transport.channels.tls import TlsChannel
 from ingestd.postgres.transport.copy_out import CopyOut
-from ingestd.postgres.transport.copy_reader import Channels, CopyReader
+from ingestd.postgres.transport.copy_reader import CopyReader
 from tests.harness.certificates import Authority
 from tests.harness.channels import encrypted
 from tests.harness.databases import fresh_database
@@ -249,7 +250,7 @@ def test_a_function_that_the_program_has_too_is_not_called(
 SCRIPT = """
 import asyncio, sys
 from psycopg import pq, sql
-from ingestd.postgres.transport.copy_reader import Channels
+from ingestd.postgres.transport.channels.choice import Channels
 from ingestd.postgres.transport.copy_out import CopyOut
 from ingestd.postgres.connection.session import connect
 async def main():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.postgres.captured.definition import read_catalog
+from ingestd.postgres.captured.catalog import read_catalog
 from ingestd.postgres.catalog.table_faults import MOST_UNREADABLE
 from ingestd.postgres.settings import WalSettings
 from tests.harness.bystander import GOOD, config_for, ids_in

@@ -115,6 +115,11 @@ class Operator:
         return other
 
 
+class BashTask(Operator):
+    def __init__(self, *, task_id: str, bash_command: str) -> None:
+        super().__init__(task_id=task_id, application=bash_command)
+
+
 _OPEN: list[Dag] = []
 
 
@@ -125,21 +130,28 @@ def test_airflow_dags_are_what_the_jobs_take(monkeypatch: pytest.MonkeyPatch) ->
     def dag(*, dag_id: str, schedule: Any, start_date: datetime, **more: Any) -> Dag:
         assert start_date.tzinfo is not None
         assert schedule
-        assert set(more) <= {"description", "catchup", "max_active_runs", "default_args", "tags"}
+        known = {"description", "catchup", "max_active_runs", "default_args", "tags"}
+        assert set(more) <= {*known, "is_paused_upon_creation"}
         made.append(Dag(dag_id))
         return made[-1]
 
     spark = "airflow.providers.apache.spark.operators.spark_submit"
-    parts = spark.split(".")
-    for name in [".".join(parts[: i + 1]) for i in range(len(parts))] + ["airflow.sdk"]:
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    bash = "airflow.providers.standard.operators.bash"
+    for whole in (spark, bash, "airflow.sdk"):
+        parts = whole.split(".")
+        for name in [".".join(parts[: i + 1]) for i in range(len(parts))]:
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[bash], "BashOperator", BashTask, raising=False)
     monkeypatch.setattr(sys.modules[spark], "SparkSubmitOperator", Operator, raising=False)
     monkeypatch.setattr(sys.modules["airflow.sdk"], "DAG", dag, raising=False)
     runpy.run_path(str(DEPLOY / "airflow_dag.py"))
     assert {d.dag_id: [t.task_id for t in d.tasks] for d in made} == {
         "ingestd_shop_mirror": ["mirror", "history"],
         "ingestd_shop_reconcile": ["reconcile"],
+        "ingestd_shop_capture": ["capture"],
     }
+    *made, capturing = made
+    assert capturing.tasks[0].application.startswith("exec ingestd run --once --config ")
     assert made[0].tasks[1].after == ["mirror"]
     for task in [t for d in made for t in d.tasks]:
         parse(task.application, task.more["application_args"])

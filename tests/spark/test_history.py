@@ -18,9 +18,9 @@ from ingestd.model.errors import OperatorError, TableError
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column
-from spark_jobs.delta_log.commits import Signature
+from spark_jobs.delta_log.commits import MERGE_SETTINGS, Signature
 from spark_jobs.engine.table_mover import Step
-from spark_jobs.histories.job import SETTINGS, HistoryJob
+from spark_jobs.histories.job import HistoryJob
 from spark_jobs.history import as_of, as_of_lsn
 from spark_jobs.lake.source_lake import Epoch, SourceLake
 from tests.harness.history_logs import KeyedLog, KeylessLog, change
@@ -148,7 +148,7 @@ def session(spark: SparkSession) -> SparkSession:
     """As the job's own; for few rows, whose plans are not worth being compiled."""
     made = spark.newSession()
     few = {"spark.sql.shuffle.partitions": "1", "spark.sql.codegen.wholeStage": "false"}
-    for name, value in {**SETTINGS, **few}.items():
+    for name, value in {**MERGE_SETTINGS, **few}.items():
         made.conf.set(name, value)
     return made
 

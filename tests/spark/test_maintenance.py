@@ -10,8 +10,8 @@ import pytest
 
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from tests.harness.waiting import await_until
 from tests.unit.lake.rows import inserts, make_table, summary
 

@@ -10,7 +10,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from ingestd.decode.lake_column_names import allocate
+from ingestd.decode.lake_columns import allocate
 from ingestd.demo.spark import stream_read
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.layout import Layout

@@ -13,8 +13,8 @@ from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
 from ingestd.lake.store.errors import FeatureError
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from tests.harness.other_engines import GO_ON, STOP

@@ -11,8 +11,9 @@ import re
 
 import pytest
 
-from tests.harness.source_code import ROOT
+from tests.harness.source_code import READS_CODE, ROOT, modules, nodes, text_of
 
+pytestmark = READS_CODE
 UNBOUNDED = (
     "adbin",
     "attmissingval",
@@ -91,13 +92,13 @@ MEANT_LOCKS = {
 def sql_texts() -> list[tuple[str, str]]:
     """Return the texts of all modules that are SQL or a part of it, without docstrings."""
     found = []
-    for path in sorted((ROOT / FOLDER).rglob("*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
-        statements = [node for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    for path in modules(FOLDER):
+        found_nodes = nodes(text_of(path))
+        statements = [node for node in found_nodes if isinstance(node, ast.Expr)]
         prose = {id(node.value) for node in statements if isinstance(node.value, ast.Constant)}
         found += [
             (path.relative_to(ROOT / FOLDER).as_posix(), node.value)
-            for node in ast.walk(tree)
+            for node in found_nodes
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             if id(node) not in prose
         ]

@@ -13,7 +13,7 @@ PATCHES = {"mock.patch", "mock.patch.object", "patch", "patch.object"}
 REPLACED = {
     "fuzz/test_fuzz.py: *WRONG[target]": "a fault in a plain decoder must be found",
     "fuzz/test_fuzz.py: ColumnarDecoder": "so must an error of the wrong kind",
-    "harness/channels.py: copy_reader": "no TLS session can be read, so libpq reads",
+    "harness/channels.py: choice": "no TLS session can be read, so libpq reads",
     "integration/test_catch_up.py: drain_slot": "the server fails at a query",
     "integration/test_catch_up.py: refused": "one kind of connection is refused",
     "integration/test_cli_drop.py: ControlConnection": "a session outlives its client",

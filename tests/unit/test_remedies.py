@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import pytest
 
-from tests.harness.source_code import ROOT
+from tests.harness.source_code import READS_CODE, ROOT, modules, name_of, nodes, parsed, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = READS_CODE
 QUOTING = {"printed", "identifier", "qualified", "quoted", "_quoted", "printable_sql", "quote"}
 """The functions that return a name, or SQL, in which every name is quoted and printable."""
 _STATEMENT = re.compile(
@@ -72,8 +73,8 @@ def unquoted(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and expression of what texts with a statement contain unquoted."""
     if _STATEMENT.search(source) is None:
         return
-    tree = ast.parse(source)
-    for scope in [tree, *(n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS))]:
+    tree = parsed(source)
+    for scope in [tree, *(n for n in nodes(source) if isinstance(n, _FUNCTIONS))]:
         quoted = set() if scope is tree else _quoted_names(scope)
         inner = [n for n in ast.walk(scope) if n is not scope and isinstance(n, _FUNCTIONS)]
         run = {id(n) for each in inner for n in ast.walk(each)}
@@ -148,10 +149,9 @@ def _quoted_names(scope: ast.AST) -> set[str]:
 
 def test_names_in_remedies_are_quoted() -> None:
     found = {
-        (path.relative_to(ROOT).as_posix(), expression): line
-        for package in ("ingestd", "spark_jobs")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for line, expression in unquoted(path.read_text("utf-8"))
+        (name_of(path), expression): line
+        for path in modules("ingestd", "spark_jobs")
+        for line, expression in unquoted(text_of(path))
     }
     assert [(*key, line) for key, line in found.items() if key not in MEANT] == []
     assert found.keys() == MEANT.keys()
@@ -159,9 +159,9 @@ def test_names_in_remedies_are_quoted() -> None:
 
 def test_names_quoted_by_the_server_are_printable() -> None:
     found = {
-        (path.relative_to(ROOT).as_posix(), statement)
-        for path in sorted((ROOT / "ingestd").rglob("*.py"))
-        for statement in _BY_SERVER.findall(path.read_text("utf-8"))
+        (name_of(path), statement)
+        for path in modules("ingestd")
+        for statement in _BY_SERVER.findall(text_of(path))
     }
     assert found == BY_SERVER.keys()
 
@@ -191,10 +191,9 @@ def test_the_guard_of_names_finds(text: str, *, is_safe: bool) -> None:
 def test_no_remedy_makes_code_a_superusers() -> None:
     """ALTER ... OWNER TO keeps the body that the former owner wrote."""
     found = {
-        (path.relative_to(ROOT).as_posix(), node.value)
-        for package in ("ingestd", "spark_jobs")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        (name_of(path), node.value)
+        for path in modules("ingestd", "spark_jobs")
+        for node in nodes(text_of(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if _HANDED.search(node.value) is not None
     }

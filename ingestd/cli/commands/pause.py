@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingestd.cli.config_path import daemon_config
-from ingestd.cli.daemon import daemon_address, meant_daemon
+from ingestd.cli.daemon import daemon_address, expected_daemon
 from ingestd.cli.errors import load, reporting
 from ingestd.cli.options import DaemonConfig, DaemonUrl, Debug, SourceName, duration_in
 
@@ -69,4 +69,4 @@ def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
 
     address = None if loaded.http.listen is None else daemon_address(config, None)
     daemon = shlex.join(["-c", str(config)])
-    return PauseCommand(address, source, meant_daemon(loaded), open_mark, daemon)
+    return PauseCommand(address, source, expected_daemon(loaded), open_mark, daemon)

@@ -27,6 +27,14 @@ def run(
             autocompletion=completion.sources,
         ),
     ] = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            help="End as soon as the lake has all that the sources have committed: exit code 0. "
+            "1 if operator action is required, for one table too; 75 if it can be retried.",
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Capture all configured sources until SIGTERM or SIGINT."""
@@ -43,4 +51,4 @@ def run(
         with gc_frozen():
             from ingestd.app import daemon  # noqa: PLC0415
 
-        raise typer.Exit(daemon.run(config, frozenset(accept_empty_lake or ())))
+        raise typer.Exit(daemon.run(config, frozenset(accept_empty_lake or ()), once=once))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ingestd.cli.config_path import daemon_config
-from ingestd.cli.daemon import daemon_address, meant_daemon
+from ingestd.cli.daemon import daemon_address, expected_daemon
 from ingestd.cli.errors import load, reporting
 from ingestd.cli.options import (
     DaemonConfig,
@@ -64,9 +64,9 @@ def snapshot(
         address = daemon_address(config, url)
         from ingestd.cli.requests.snapshot import SnapshotCommand  # noqa: PLC0415
 
-        meant = None if loaded is None else meant_daemon(loaded)
+        expected = None if loaded is None else expected_daemon(loaded)
         daemon = shlex.join(["--url", str(url)] if config is None else ["-c", str(config)])
-        command = SnapshotCommand(address, source, tables, meant, daemon)
+        command = SnapshotCommand(address, source, tables, expected, daemon)
         if cancel:
             command.cancel()
         else:

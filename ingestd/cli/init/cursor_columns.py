@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from ingestd.postgres.captured.definition import read_catalog
+from ingestd.postgres.captured.catalog import read_catalog
 from ingestd.postgres.catalog.tables import qualified
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.quoting import printed

@@ -36,7 +36,7 @@ class DropCommand:
         settings = self.config.sources[self.source]
         if not isinstance(settings, WalSettings):
             typer.echo(f"source {self.source} is polled: it has no slot or publication to drop")
-            self._tell_of_the_lake()
+            self._report_lake()
             return 0
         place, found = asyncio.run(self._find_belongings(settings))
         goes = [b for b in found if b.kept is None]
@@ -72,7 +72,7 @@ class DropCommand:
                 typer.echo(f"    {belonging.statement}")
         if not found:
             typer.echo("  there is no slot or publication to drop")
-        self._tell_of_the_lake()
+        self._report_lake()
         if any(b.kept is None for b in found):
             after = (
                 "re-creates both, and re-snapshots all tables"
@@ -81,6 +81,6 @@ class DropCommand:
             )
             typer.echo(f"`ingestd run` with this config {after}.")
 
-    def _tell_of_the_lake(self) -> None:
+    def _report_lake(self) -> None:
         place = lake_of(self.config).place(self.source)
         typer.echo(f"  the lake is not changed: {place}")

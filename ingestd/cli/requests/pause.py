@@ -12,6 +12,7 @@ import typer
 
 from ingestd.http.client import fetch_status, request_pause, request_resume
 from ingestd.model.errors import ConfigError, OperatorError, TransientError
+from ingestd.process.clock import utc_now
 from ingestd.terminal.status import size
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ LOOK_EVERY_S = 0.2
 class PauseCommand:
     """Pauses or resumes a source of the daemon at `address`; None: HTTP is off.
 
-    `meant`: the daemon that must answer; None: any. `open_mark`: returns the mark in the lake, for
-    when no daemon responds; None without a config. `daemon`: the option that names the daemon, for
-    the commands in the output.
+    `expected`: the daemon that must answer; None: any. `open_mark`: returns the mark in the lake,
+    for when no daemon responds; None without a config. `daemon`: the option that names the daemon,
+    for the commands in the output.
     """
 
     address: Endpoint | None
     source: str
-    meant: DaemonIdentity | None
+    expected: DaemonIdentity | None
     open_mark: Callable[[], PauseMark] | None
     daemon: str
 
@@ -48,11 +49,11 @@ class PauseCommand:
         if self._runs():
             self._pause_by_daemon(limit_s)
             return
-        since = asyncio.run(self._mark().put(datetime.now(UTC)))
+        since = asyncio.run(self._mark().put(utc_now()))
         if self._runs():  # a daemon started meanwhile, possibly before the mark was written
             self._pause_by_daemon(limit_s)
             return
-        typer.echo(f"source {self.source}: paused since {_time(since)}; {self._nobody}")
+        typer.echo(f"source {self.source}: paused since {_time(since)}; {self._why_unsent}")
         typer.echo(f"  resume with: {self._resume}")
 
     def resume(self, limit_s: float) -> None:
@@ -65,7 +66,7 @@ class PauseCommand:
             self._resume_by_daemon(limit_s)
             return
         what = "resumed" if was_paused else "was not paused"
-        typer.echo(f"source {self.source}: {what}; {self._nobody}")
+        typer.echo(f"source {self.source}: {what}; {self._why_unsent}")
 
     def _mark(self) -> PauseMark:
         if self.open_mark is None:
@@ -76,7 +77,7 @@ class PauseCommand:
         return self.open_mark()
 
     @property
-    def _nobody(self) -> str:
+    def _why_unsent(self) -> str:
         if self.address is None:
             return 'http.listen is "off": a running daemon applies this at its next SIGHUP'
         return f"no daemon answers on {self.address}: it applies when one is started"
@@ -92,8 +93,8 @@ class PauseCommand:
         found = fetch_status(self.address)
         if found is None:
             return False
-        if self.meant is not None:
-            self.meant.require(self.address, found)
+        if self.expected is not None:
+            self.expected.require(self.address, found)
         if self.source not in found["sources"]:
             there = ", ".join(sorted(found["sources"]))
             raise ConfigError(f"sources.{self.source}: no such source; there is {there}")

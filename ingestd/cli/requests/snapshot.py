@@ -27,19 +27,19 @@ EXIT_INTERRUPTED = 130
 class SnapshotCommand:
     """Requests or cancels snapshots of tables of a source of the daemon at `address`.
 
-    `meant`: the daemon that must answer; None: any. `daemon`: the option that names the daemon, for
-    the commands in the output.
+    `expected`: the daemon that must answer; None: any. `daemon`: the option that names the daemon,
+    for the commands in the output.
     """
 
     address: Endpoint
     source: str
     tables: Sequence[str]
-    meant: DaemonIdentity | None
+    expected: DaemonIdentity | None
     daemon: str
 
     def cancel(self) -> None:
         """Cancel the snapshots. Raises as `ask_to_cancel`."""
-        names = ask_to_cancel(self.address, self.source, self.tables, meant=self.meant)
+        names = ask_to_cancel(self.address, self.source, self.tables, expected=self.expected)
         typer.echo(f"source {self.source}: cancelled the snapshot of {', '.join(names)}")
 
     def ask(self, where: str | None, wait_s: float | None) -> int:
@@ -49,7 +49,7 @@ class SnapshotCommand:
         `follow`.
         """
         following = ask_for_snapshot(
-            self.address, self.source, self.tables, where=where, meant=self.meant
+            self.address, self.source, self.tables, where=where, expected=self.expected
         )
         names = ", ".join(following.tables)
         what = "a new snapshot of" if where is None else f"the rows where {where} of"
@@ -75,7 +75,7 @@ class SnapshotCommand:
 
     @property
     def _status(self) -> str:
-        return f"ingestd status {self.daemon}" if self.meant is not None else self._curl
+        return f"ingestd status {self.daemon}" if self.expected is not None else self._curl
 
     @property
     def _curl(self) -> str:

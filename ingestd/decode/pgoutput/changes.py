@@ -9,7 +9,6 @@ Truncate.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -41,9 +40,7 @@ from ingestd.model.errors import ProtocolError
 from ingestd.model.schema import Column, Table
 
 _NEW, _KEY, _OLD = (ord(c) for c in "NKO")
-_TEXT = ord("t")
-_COUNT, _LENGTH = struct.Struct(">h"), struct.Struct(">i")
-_TUPLE = 5
+TUPLE = 5
 """Offset of the first tuple's kind, after the type byte and the relation's OID."""
 
 _ops = np.zeros(256, np.uint8)
@@ -146,30 +143,6 @@ def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
     return replace(tuples, rows=rows if tuples.rows is None else rows[tuples.rows])
 
 
-def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) -> int:
-    """Return the total size of a change's captured values, old and new.
-
-    For a few large messages. Raises ProtocolError.
-    """
-    buffer, end = messages.source.buffer, int(messages.ends[index])
-    at, total = int(messages.starts[index]) + _TUPLE, 0
-    try:
-        while at < end:
-            (count,) = _COUNT.unpack_from(buffer, at + 1)
-            at += 3
-            for wanted in is_captured[:count]:
-                if buffer[at] != _TEXT:
-                    at += 1
-                    continue
-                (length,) = _LENGTH.unpack_from(buffer, at + 1)
-                at += 5 + max(length, 0)
-                total += length if wanted else 0
-    except (struct.error, IndexError) as error:
-        msg = "value reaches beyond its message"
-        raise ProtocolError(msg) from error
-    return total
-
-
 def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[_Walked]:
     """Return the main tuples (new ones; for deletes, old ones), and those for `_cdc_before`.
 
@@ -248,7 +221,7 @@ class _TupleStarts:
         if not good.all():
             msg = f"unexpected kind of tuple in a change of {changes.relation.id}"
             raise ProtocolError(msg)
-        main = messages.starts + _TUPLE + 1
+        main = messages.starts + TUPLE + 1
         old = np.flatnonzero(is_old)
         return cls(messages, changes.relation, changes.table, kinds, old, main)
 

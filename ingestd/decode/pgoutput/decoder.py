@@ -13,12 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.pgoutput.changes import (
-    TableChanges,
-    captured_bytes,
-    change_batch,
-    change_batches,
-)
+from ingestd.decode.pgoutput.changes import TableChanges, change_batch, change_batches
 from ingestd.decode.pgoutput.messages import (
     BEGIN,
     COMMIT,
@@ -44,12 +39,12 @@ from ingestd.decode.pgoutput.relation import (
     ResolveRelation,
     parse_relation,
 )
-from ingestd.decode.pgoutput.shortening import SHORTENED, omitted_bytes
+from ingestd.decode.pgoutput.row_limit import RowLimit
 from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import ChangeSet, TableBatch, idle_change_set
-from ingestd.model.errors import ProtocolError, TableError
+from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.row_checks import UNLIMITED_BYTES, kept_bytes, row_too_large
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Table, TableId
 
 _MAX_FEED_BYTES = 1 << 31
@@ -115,15 +110,14 @@ class PgoutputDecoder:
         self._report_message = report_message
         self._ignored = 0
         self._hold_bytes = hold_bytes
-        self._row_limit_bytes = row_limit_bytes
-        self._refused: dict[TableId, TableError] = {}
+        self._row_limit = RowLimit(row_limit_bytes)
         self._position = ZERO
         self._known: dict[int, _Known] = {}
         self._open: Transaction | None = None
         self._last_lsn = -1
         self._held: list[tuple[bytes | memoryview, Ints]] = []
         self._held_bytes = 0
-        self._is_stale = self._has_shortened = False
+        self._is_stale = False
         self._trailing_relation: Relation | None = None
         self._partitions: set[int] = set()
 
@@ -133,7 +127,7 @@ class PgoutputDecoder:
         return self._position
 
     @property
-    def is_open(self) -> bool:
+    def is_in_transaction(self) -> bool:
         """Return whether a transaction has been returned in part, without its end."""
         return self._open is not None
 
@@ -272,7 +266,7 @@ class PgoutputDecoder:
                 raise ProtocolError(msg)
             self._last_lsn = int(transactions.commit_lsns[-1])
         counts = np.zeros(len(messages), np.int64)
-        self._has_shortened = _has_shortened(messages)
+        self._row_limit.begin_feed(messages)
         found = list(self._find(messages, transactions, counts))
         self._find_partitions(messages, transactions)
         self._ignored += report_messages(messages, transactions, self._report_message)
@@ -291,7 +285,7 @@ class PgoutputDecoder:
         """Update the open transaction and the position. `captured`: changes per transaction."""
         last = len(captured) - 1
         self._open = None
-        if transactions.is_open:
+        if transactions.ends_in_transaction:
             self._open = Transaction(
                 int(transactions.commit_lsns[last]),
                 int(transactions.commit_times[last]),
@@ -301,9 +295,9 @@ class PgoutputDecoder:
             )
         if len(transactions.end_lsns):
             self._position = max(self._position, Lsn(int(transactions.end_lsns.max())))
-        elif not (batches or self._refused):
+        elif not (batches or self._row_limit.refused):
             return None
-        refused, self._refused = tuple(self._refused.values()), {}
+        refused, self._row_limit.refused = tuple(self._row_limit.refused.values()), {}
         ignored, self._ignored = self._ignored, 0
         with_changes = np.flatnonzero(captured > 0)
         ended = transactions.ended[captured[transactions.ended] > 0]
@@ -311,7 +305,7 @@ class PgoutputDecoder:
         return ChangeSet(
             batches,
             self._position,
-            is_open=transactions.is_open,
+            ends_in_transaction=transactions.ends_in_transaction,
             first_lsn=first,
             commit_times=transactions.commit_times[ended],
             are_replicated=transactions.are_replicated[ended],
@@ -400,7 +394,9 @@ class PgoutputDecoder:
             if known.table is None:
                 continue
             counts[rows] = 1
-            taken = self._small_enough(messages, transactions, known, rows)
+            taken = self._row_limit.keep_small(
+                messages, transactions, known.relation, known.table, rows
+            )
             truncates = truncated.pop(oid, [])
             if len(taken) or truncates:
                 yield _with_truncates(known.relation, known.table, taken, truncates)
@@ -408,33 +404,6 @@ class PgoutputDecoder:
             known = self._known[oid]
             assert known.table is not None
             yield _with_truncates(known.relation, known.table, at[:0], places)
-
-    def _small_enough(
-        self, messages: Messages, transactions: Transactions, known: _Known, rows: Ints
-    ) -> Ints:
-        """Return the changes that are small enough; record the tables of the others, which stop."""
-        limit = self._row_limit_bytes
-        large = messages.ends[rows] - messages.starts[rows] > limit
-        if self._has_shortened:
-            after = np.minimum(rows + 1, len(messages) - 1)
-            large |= messages.types[after] == SHORTENED
-        if not large.any():
-            return rows
-        assert known.table is not None
-        captured = {c.name for c in known.table.columns}
-        is_sent = [c.name in captured for c in known.relation.columns]
-        over = []
-        for i in np.flatnonzero(large).tolist():
-            message = int(rows[i])
-            nbytes = captured_bytes(messages, message, is_sent)
-            omitted = _omitted_bytes(messages, message, is_sent)
-            if nbytes + omitted > limit or omitted:
-                over.append(i)
-                where = f"in the transaction that commits at {transactions.commit_of(message)[0]}"
-                most = limit if nbytes + omitted > limit else kept_bytes(limit)
-                error = row_too_large(known.table.id, nbytes + omitted, most, where)
-                self._refused.setdefault(known.table.id, error)
-        return np.delete(rows, over)
 
     def _find_truncates(
         self, messages: Messages, at: list[int], counts: Ints
@@ -461,36 +430,6 @@ class PgoutputDecoder:
             msg = f"change of relation {oid} before its RELATION message"
             raise ProtocolError(msg)
         return known
-
-
-def _has_shortened(messages: Messages) -> bool:
-    """Return whether changes were shortened. Raises ProtocolError for a misplaced one."""
-    shortened = np.flatnonzero(messages.types == SHORTENED)
-    if len(shortened) == 0:
-        return False
-    changes = shortened - 1
-    if (
-        changes[0] < 0
-        or not (
-            IS_CHANGE.take(messages.types[changes])
-            & (messages.oids[changes] == messages.oids[shortened])
-        ).all()
-    ):
-        msg = "a message about a shortened change does not follow the change"
-        raise ProtocolError(msg)
-    return True
-
-
-def _omitted_bytes(messages: Messages, message: int, is_captured: Sequence[bool]) -> int:
-    """Return the bytes of captured values that a shortened change lacks."""
-    after = message + 1
-    if after == len(messages) or messages.types[after] != SHORTENED:
-        return 0
-    found = omitted_bytes(messages.content(after))
-    if any(column >= len(is_captured) for column in found):
-        msg = "values left out of a change that has no such columns"
-        raise ProtocolError(msg)
-    return sum(nbytes for column, nbytes in found.items() if is_captured[column])
 
 
 def _with_truncates(

@@ -231,7 +231,7 @@ class Transactions:
     begun: Ints
     ended: Ints
     end_lsns: Ints
-    is_open: bool
+    ends_in_transaction: bool
     are_replicated: NDArray[np.bool_]
 
     def commit_of(self, message: int) -> tuple[Lsn, int]:
@@ -270,7 +270,7 @@ def read_transactions(messages: Messages, carried: Transaction | None) -> Transa
         begun,
         ended,
         source.int64_at(c + 10),
-        is_open=bool(depth[-1]),
+        ends_in_transaction=bool(depth[-1]),
         are_replicated=are_replicated,
     )
     _check_positions(found, source.int64_at(c + 2))

@@ -2,7 +2,7 @@
 
 Each value that does not fit is replaced by the mark of an unchanged, unsent one. A message of our
 own follows the change and lists these values; the server never sends its type. So the decoder knows
-whether a captured value is missing (`decoder.py`)::
+whether a captured value is missing (`row_limit.py`)::
 
     change    as the server sends it, with 'u' for omitted values
     'L'       in a segment of an open transaction its id, int4
@@ -56,14 +56,14 @@ class _Taker:
                 self._wanted += passed
                 at += passed
                 if self._wanted == 0:
-                    self._go_on(b"")
+                    self._feed_part(b"")
                 continue
             taken = min(self._wanted - len(self._held), len(piece) - at)
             self._held += piece[at : at + taken]
             at += taken
             if len(self._held) == self._wanted:
                 given, self._held = bytes(self._held), bytearray()
-                self._go_on(given)
+                self._feed_part(given)
 
     def finish(self) -> list[bytes]:
         """Return the contents of the messages that replace it. Raises ProtocolError."""
@@ -77,7 +77,7 @@ class _Taker:
                 raise ProtocolError(msg) from error
         return self._found or []
 
-    def _go_on(self, given: bytes) -> None:
+    def _feed_part(self, given: bytes) -> None:
         try:
             self._wanted = self._taking.send(given)
         except StopIteration as ended:

@@ -53,14 +53,14 @@ def walk_tuples(
     at = np.concatenate([parts[n].at for n in order])
     at = _check_counts(source, at, np.repeat(widths, np.diff(bounds)))
     found: list[list[Field]] = [[] for _ in parts]
-    going_on = len(parts)
+    unfinished = len(parts)
     for column in range(widths[0]):
-        while widths[going_on - 1] <= column:
-            going_on -= 1
-        here = at[: bounds[going_on]]
+        while widths[unfinished - 1] <= column:
+            unfinished -= 1
+        here = at[: bounds[unfinished]]
         field = _walk_column(source, here)
         np.add(field.texts.starts, field.texts.lengths, out=here)
-        for n in order[:going_on]:
+        for n in order[:unfinished]:
             found[n].append(field[rows_of[n]])
     _check_ends(at, np.concatenate([parts[n].ends for n in order]))
     return [(fields, at[rows_of[n]]) for n, fields in enumerate(found)]

@@ -17,9 +17,7 @@ concurrently with the commits.
 from __future__ import annotations
 
 import uuid
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,31 +25,33 @@ from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transa
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from ingestd.failpoints import reach
+from ingestd.lake.delta.checkpoint_schedule import (
+    CHECKPOINT_EVERY,
+    CHECKPOINT_INTERVAL,
+    CheckpointSchedule,
+    RunInBackground,
+    run_at_once,
+    turn_of,
+)
 from ingestd.lake.delta.commit import (
     FENCE,
     HOLDS,
     RESUME,
     TOKEN,
     WRITER,
-    Commit,
-    CommitOrigin,
+    CommitAuthor,
     commit_path,
     commit_text,
 )
-from ingestd.lake.delta.log import RESUMES, AcceptTorn, ReadingLimit, TableLog, arrow_schema
+from ingestd.lake.delta.conflicts import AppendedByAnotherError, ConflictChecker, ForeignCommitError
+from ingestd.lake.delta.log import RESUMES, AcceptTorn, ReadingLimit, TableLog
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log
 from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.store.errors import is_library_error, storage_fault, storage_faults
 from ingestd.lake.store.store import Store
-from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
+from ingestd.model.errors import FolderError, IngestdError, TransientError
 from ingestd.ports import Fragment
 
-CHECKPOINT_INTERVAL = 20
-"""The cost of a commit grows with the commits since the last checkpoint. At version 400 it is 19 ms
-with an interval of 100 and 6 ms with 20, checkpoints included."""
-CHECKPOINT_EVERY = 100
-"""The interval on a disk, where appends need no handle: only opening the table reads the commits
-since the checkpoint. In an object store, opening requests each of them several times."""
 REOPEN_EVERY = 20
 ATTEMPTS = 10
 """How often a commit is tried when commits without data (OPTIMIZE) by others get in between."""
@@ -71,35 +71,6 @@ class Creation:
     configuration: Mapping[str, str]
 
 
-def turn_of(folder: str) -> int:
-    """Return a number for a log, which staggers the checkpoints of logs that grow together."""
-    return zlib.crc32(folder.encode())
-
-
-def _run_at_once(work: Callable[[], None]) -> None:
-    work()
-
-
-RunInBackground = Callable[[Callable[[], None]], Future[None] | None]
-"""Runs work in another thread and returns its future, or runs it at once and returns None."""
-
-
-class AppendedByAnotherError(OperatorError):
-    """Another writer appended since the log was read."""
-
-
-class ForeignCommitError(AppendedByAnotherError, FolderError):
-    """A program other than ingestd appended: a fault of that table alone."""
-
-
-class ClaimedTakeoverError(AppendedByAnotherError, FolderError):
-    """A raw table's log looks as if another ingestd had written there.
-
-    It may be forged, so it is evidence about that table only: `_epochs`, which a real takeover
-    fences first, decides about the source.
-    """
-
-
 class ReplacedError(FolderError):
     """The commit that was last read or made is missing, as after the restore of a copy."""
 
@@ -107,10 +78,8 @@ class ReplacedError(FolderError):
 class AppendLog(TableLog):
     """See TableLog. Raises OperatorError also if another writer appended.
 
-    `run_in_background`: runs work that need not be awaited (checkpoints), in any thread; the next
-    append raises its error. A log has at most one such work at a time. `writer`: the process that
-    commits; by default a new identity. `decides`: whether a takeover in this log is one of the
-    source; if not, it raises ClaimedTakeoverError.
+    `run_in_background`: see `CheckpointSchedule`; the next append raises the error of a checkpoint.
+    `writer`: the process that commits; by default a new identity. `decides`: see `ConflictChecker`.
     """
 
     def __init__(
@@ -118,19 +87,20 @@ class AppendLog(TableLog):
         store: Store,
         folder: str,
         app_id: str,
-        run_in_background: RunInBackground = _run_at_once,
+        run_in_background: RunInBackground = run_at_once,
         *,
         writer: WriterIdentity | None = None,
         decides: bool = True,
     ) -> None:
         super().__init__(store, folder, app_id)
         self._writer = writer or WriterIdentity()
-        self._decides = decides
-        self._run_in_background = run_in_background
+        self._conflicts = ConflictChecker(self._writer, decides=decides)
+        self.checkpoints = CheckpointSchedule(
+            turn=turn_of(folder),
+            every=CHECKPOINT_EVERY if store.syncs else CHECKPOINT_INTERVAL,
+            run_in_background=run_in_background,
+        )
         self._commits = 0
-        self._turn = turn_of(folder)
-        self._checkpointing: Future[None] | None = None
-        self._fault: IngestdError | None = None
         self._last_put = (-1, "")
         """The newest version that this object put, and its token."""
 
@@ -228,9 +198,7 @@ class AppendLog(TableLog):
         `resume`: the text that `resume` reads back, empty for none; only with an app transaction,
         and after `expect_resumes`.
         """
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
+        self.checkpoints.raise_fault()
         if self.store.supports_conditional_put and self.exists:
             return self._put(fragments, app_version, resume)
         return self._commit(lambda token: self._append(fragments, token, app_version, resume))
@@ -241,7 +209,7 @@ class AppendLog(TableLog):
         No fence is needed if the newest commit is this process's own: other writers have read an
         older version. The exception is a failed commit of this process that may still appear, as
         it would take the next version. Raise TransientError if that commit, or another ingestd's,
-        was made since `load` (ClaimedTakeoverError if this log does not decide); the fence is made
+        was made since `load` (AllegedTakeoverError if this log does not decide); the fence is made
         after its rows all the same, so that a re-read finds nothing newer. Raise ForeignCommitError
         if another program committed.
         """
@@ -273,9 +241,9 @@ class AppendLog(TableLog):
                 remedy="nothing to do: the lake is re-read",
             ) from came_between
 
-    def is_first_claim(self) -> bool:
-        """See `WriterIdentity.is_first_claim`."""
-        return self._writer.is_first_claim(self.folder)
+    def is_first_allegation(self) -> bool:
+        """See `WriterIdentity.is_first_allegation`."""
+        return self._writer.is_first_allegation(self.folder)
 
     def ensure_latest(self) -> None:
         """Raise as an append would if another ingestd has committed since; commit nothing."""
@@ -332,15 +300,8 @@ class AppendLog(TableLog):
         self._table = None
         if app_version is not None:
             self._app_version, self._knows_app_version = app_version, True
-        is_under_way = self._checkpointing is not None and not self._checkpointing.done()
-        if self.is_due(committed) and not is_under_way:
-            self._checkpointing = self._run_in_background(self._checkpoint_or_note)
+        self.checkpoints.write_if_due(committed, self.uri, self.checkpoint)
         return committed
-
-    def is_due(self, version: int) -> bool:
-        """Return whether a checkpoint is due after this version."""
-        every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
-        return (version + self._turn) % every == 0
 
     def _next_bytes(self, failure: OSError | None) -> int | None:
         """Return the size of the next commit, if any; if unknown, raise the fault of the put."""
@@ -362,7 +323,8 @@ class AppendLog(TableLog):
                 limit.spend(nbytes, self.uri)
                 version = self._version + 1
                 commit = self._commit_at(version)
-                if self._judge(version, commit, token, self.schema()) is CommitOrigin.OURS:
+                author = self._conflicts.judge(self, version, commit, token, self.schema())
+                if author is CommitAuthor.OURS:
                     ours = version
                 self._version = version
                 is_changed |= commit.alters
@@ -374,14 +336,6 @@ class AppendLog(TableLog):
             _ = self.handle  # at the last commit that was judged
             self._read_state()
         return ours
-
-    def _checkpoint_or_note(self) -> None:
-        try:
-            self.checkpoint()
-        except IngestdError as error:
-            self._fault = error
-        except BaseException as error:  # noqa: BLE001 - a panic in deltalake is no Exception
-            self._fault = FolderError(f"lake table {self.uri}: checkpoint failed: {error!r}")
 
     def checkpoint(self) -> None:
         """Write a checkpoint of the newest version."""
@@ -497,57 +451,13 @@ class AppendLog(TableLog):
             for version in range(expected, self._version + 1):
                 limit.spend(self.commit_bytes(version) or 0, self.uri)
                 commit = self._commit_at(version)
-                if self._judge(version, commit, token, before) is CommitOrigin.OURS:
+                author = self._conflicts.judge(self, version, commit, token, before)
+                if author is CommitAuthor.OURS:
                     ours = version
                 judged = version + 1
         finally:  # ours follow them
             self._sync(*range(expected, judged))
         return ours
-
-    def _judge(
-        self, version: int, commit: Commit, token: str, before: pa.Schema | None
-    ) -> CommitOrigin:
-        """Refuse a commit of another writer.
-
-        `before`: the schema that the commit follows. A commit that drops a column is refused too.
-        """
-        verdict, signed = commit.judge(token), commit.writer
-        is_others = verdict in {CommitOrigin.FENCE, CommitOrigin.FOREIGN}
-        is_own = signed == self._writer.name
-        if is_others and not self._decides:
-            # Where no commit of this process is in doubt, one in its name is forged.
-            is_own = is_own and self._writer.is_in_doubt(self.folder, version - 1)
-            if not is_own:
-                raise self._intruder_error(version, commit)
-        if is_others and is_own:
-            raise TransientError(
-                f"lake table {self.uri}: a commit that had failed appeared after all, as version"
-                f" {version}",
-                reason="storage",
-                remedy="nothing to do: the lake is re-read",
-            )
-        if verdict is CommitOrigin.FENCE:
-            self._writer.refuse_if_taken_over(signed, self.store.uri(""))
-            raise TransientError(
-                f"lake table {self.uri}: another ingestd has taken over (version {version})",
-                reason="claimed",
-                remedy="stop one of the two; this one stands by until the other has stopped",
-            )
-        if verdict is CommitOrigin.FOREIGN:
-            raise self._intruder_error(version, commit)
-        if verdict is CommitOrigin.WITHOUT_DATA:
-            given = commit.schema_json
-            if given is not None and before is not None:
-                self.refuse_lost(before, arrow_schema(given, self.uri))
-        return verdict
-
-    def _intruder_error(self, version: int, commit: Commit) -> OperatorError:
-        claimed = AppendedByAnotherError if self._decides else ClaimedTakeoverError
-        return (ForeignCommitError if commit.is_foreign_change else claimed)(
-            f"lake table {self.uri}: another writer appended version {version}",
-            remedy="stop the other daemon or job that writes there, or give this source"
-            " another name or lake; a raw table must have one writer only",
-        )
 
     def _refresh(self, *, must_reopen: bool) -> None:
         self._commits += 1

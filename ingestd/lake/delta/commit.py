@@ -103,7 +103,7 @@ _NUMBERS = frozenset({"_cdc_lsn", "_cdc_seq", "_cdc_epoch", "epoch"})
 """Columns whose bounds are compared."""
 
 
-class CommitOrigin(Enum):
+class CommitAuthor(Enum):
     """Who made a commit that stands where one of ours was expected, and what it changes."""
 
     OURS = auto()
@@ -171,13 +171,13 @@ class Commit:
         """Return the files that it removes."""
         return (f for f in self.files if f.kind == "remove")
 
-    def judge(self, token: str) -> CommitOrigin:
+    def judge(self, token: str) -> CommitAuthor:
         """Return who made the commit and whether it changed data."""
         if self.stamps.get(TOKEN) == token:
-            return CommitOrigin.OURS
+            return CommitAuthor.OURS
         if FENCE in self.stamps:
-            return CommitOrigin.FENCE
-        return CommitOrigin.FOREIGN if self.is_ours or self.has_data else CommitOrigin.WITHOUT_DATA
+            return CommitAuthor.FENCE
+        return CommitAuthor.FOREIGN if self.is_ours or self.has_data else CommitAuthor.WITHOUT_DATA
 
     def resume(self, app_id: str) -> str | None:
         """Return its resume text; None if it has no such app transaction."""

@@ -117,6 +117,14 @@ class DataFileReader:
         index = [leaf.path for leaf in self._leaves].index(column)
         return self.metadata.row_group(group).column(index).statistics
 
+    def bounds(self, group: int, column: str) -> tuple[object, object]:
+        """Return the lowest and highest value of a column in a row group; None if unknown."""
+        if column not in [leaf.path for leaf in self._leaves]:
+            return None, None
+        found = self.statistics(group, column)
+        is_known = found is not None and found.has_min_max
+        return (found.min, found.max) if is_known else (None, None)
+
     def batches(
         self,
         names: Sequence[str] | None = None,

@@ -20,9 +20,9 @@ from ingestd.lake.delta.commit import (
     parse_commit,
     read_commit,
 )
-from ingestd.lake.delta.crash_recovery import set_aside_torn
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
 from ingestd.lake.delta.table_features import NotWritableError, Obstacle, TableTraits, find_obstacle
+from ingestd.lake.delta.torn_files import set_aside_torn
 from ingestd.lake.schema_evolution import lost_fields
 from ingestd.lake.store.errors import storage_fault, storage_faults, truncated_log_error, unreadable
 from ingestd.lake.store.store import Store
@@ -130,7 +130,7 @@ class TableLog:
     def load(self, accept_torn: AcceptTorn | None = None) -> None:
         """Read the newest version; pass `accept_torn` at a start, to recover from a crash.
 
-        Then an incomplete newest commit or checkpoint is set aside (see `crash_recovery`), after
+        Then an incomplete newest commit or checkpoint is set aside (see `torn_files`), after
         `accept_torn` was called with the commit's version. If it raises, nothing is changed.
         """
         self._table = self._open() if accept_torn is None else self._open_repaired(accept_torn)

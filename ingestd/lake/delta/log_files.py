@@ -27,9 +27,9 @@ from ingestd.lake.delta.log_nesting import (
     ensure_shallow_json,
     ensure_shallow_parquet,
 )
-from ingestd.lake.store.paths import OddFileError, why_odd
+from ingestd.lake.store.paths import FolderEntry, OddFileError, why_odd
 from ingestd.lake.store.plain_files import LOG, ensure_size
-from ingestd.lake.store.store import FolderEntry, Store
+from ingestd.lake.store.store import Store
 from ingestd.model.recorded import RecordError, read_json
 
 MOST_COMMIT_BYTES = 32 << 20

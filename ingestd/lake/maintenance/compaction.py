@@ -2,7 +2,7 @@
 
 Steps of a piece, and the state that a kill at each of them leaves::
 
-    read, write one file, fsync     an orphan: removed a retention later (maintenance_log)
+    read, write one file, fsync     an orphan: removed a retention later (`cleanup`)
     commit by compare-and-swap      the old table, or the new file in it; the rows are equal
     fsync of the commit             the daemon syncs commits that it finds before its own (I1)
     checkpoint                      none: the next run writes one
@@ -39,7 +39,7 @@ from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.delta.read import conform, list_actions
-from ingestd.lake.maintenance.log_cleanup import CleanupResult, LogCleaner
+from ingestd.lake.maintenance.cleanup import CleanupResult, LogCleaner
 from ingestd.lake.maintenance.plan import DataFile, pieces, small_files
 from ingestd.lake.parquet_writer import ROW_GROUP_BYTES, FragmentWriter
 from ingestd.lake.store.errors import storage_fault, storage_faults
@@ -84,7 +84,7 @@ _POINTS = {
 }
 
 
-def _go_on(step: str) -> None:
+def _continue(step: str) -> None:
     """Do nothing at a step, except for failpoints."""
     reach(_POINTS[step], lost)
 
@@ -105,7 +105,7 @@ class TableMaintenance:
         *,
         now_s: float,
         began_s: float,
-        step: Callable[[str], None] = _go_on,
+        step: Callable[[str], None] = _continue,
     ) -> None:
         self._store = store
         self._folder = folder
@@ -130,7 +130,7 @@ class TableMaintenance:
         retention_s = self._policy.retention_s
         if cleans and retention_s is not None:
             self._keep_tombstones(retention_s)
-            live = frozenset(file.path for file in self._files())
+            current = frozenset(file.path for file in self._files())
             self._step("clean")
             before_s = self._now_s - retention_s
             cleaner = LogCleaner(
@@ -139,7 +139,7 @@ class TableMaintenance:
                 written_before_s=before_s,
                 began_s=self._began_s,
             )
-            done = _with(done, cleaner.clean(live))
+            done = _with(done, cleaner.clean(current))
         return done
 
     def _has_foreign_folders(self) -> bool:

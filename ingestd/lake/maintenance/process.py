@@ -42,7 +42,7 @@ from ingestd.process.python_command import module_environment, python_command
 
 SILENT_LIMIT_S = 3600.0
 """Limit for one table, after which the storage counts as hung."""
-SAID_CHARS = 500
+MOST_OUTPUT_CHARS = 500
 _LINE_BYTES = 1 << 20
 
 
@@ -111,10 +111,10 @@ class MaintenanceProcess:
             await process.wait()
         if code != 0:
             complaints.seek(0)
-            said = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
+            last_line = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
             raise TransientError(
                 f"source {self._source}: maintenance of the lake ended with code {code}: "
-                f"{said[:SAID_CHARS] or 'no error output (killed for its memory?)'}",
+                f"{last_line[:MOST_OUTPUT_CHARS] or 'no error output (killed for its memory?)'}",
                 reason="maintenance",
             )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.decode.lake_column_names import allocate
+from ingestd.decode.lake_columns import allocate
 from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from ingestd.lake.delta.types import arrow_type

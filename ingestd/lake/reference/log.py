@@ -16,7 +16,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, Schema, TableFeatures
 from deltalake.transaction import AddAction, RemoveAction
 
-from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.lake.delta.append_log import AppendLog, Creation
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_INTERVAL
 from ingestd.lake.delta.commit import CONTENT
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.store.errors import storage_faults

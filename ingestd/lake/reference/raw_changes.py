@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ from numpy.typing import NDArray
 from ingestd.digests.row_digests import key_digests
 from ingestd.digests.value_hashes import Hashes, column_hashes, row_hashes
 from ingestd.lake.delta.arrow_types import plain
-from ingestd.lake.delta.data_files import open_parquet
+from ingestd.lake.delta.data_files import DataFileReader, open_parquet
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import conform
 from ingestd.lake.delta.tail import File
 from ingestd.lake.reference.definition import ReferenceDefinition
 from ingestd.lake.reference.last_rows import NEEDED
 
+KeepGroup = Callable[[DataFileReader, int], bool]
+"""Decides whether to read a row group of a file, by its number."""
 Position = tuple[int, int]
 """`_cdc_lsn` and `_cdc_seq`."""
 
@@ -35,10 +38,11 @@ def read_changes(
     above: Position | None = None,
     *,
     after: int = 0,
+    keep: KeepGroup | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the rows of epochs above `after` up to `epoch`, at positions above `above`.
 
-    In batches, with the columns of `schema`.
+    In batches, with the columns of `schema`. `keep`: which row groups are read; None: all.
     """
     path, statistics = file
     first, last = epochs_of(statistics)
@@ -49,7 +53,9 @@ def read_changes(
     where = f"{raw.folder}/{path}"
     with open_parquet(raw.store, where) as parquet:
         names = [n for n in [*schema.names, "_cdc_epoch"] if n in parquet.schema.names]
-        for batch in parquet.batches(names):
+        groups = range(parquet.num_row_groups)
+        chosen = [group for group in groups if keep is None or keep(parquet, group)]
+        for batch in chain.from_iterable(parquet.batches(names, group) for group in chosen):
             rows = plain(pa.Table.from_batches([batch]))
             if first <= after or last > epoch:
                 number = rows["_cdc_epoch"]

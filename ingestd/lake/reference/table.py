@@ -39,7 +39,7 @@ SMALL_FILES = 16
 """When this many files are below SMALL_BYTES, the next merge joins them."""
 
 
-def _go_on(_step: str) -> None:
+def _continue(_step: str) -> None:
     """Do nothing at a step."""
 
 
@@ -70,7 +70,7 @@ class DeltaReferenceTable:
         vacuum_interval_s: float = 3600.0,
         durability: Durability | None = None,
         monotonic: Callable[[], float] = time.monotonic,
-        step: Callable[[str], None] = _go_on,
+        step: Callable[[str], None] = _continue,
         is_claimed: bool = True,
         needs_lake_id: bool = False,
         calls: StorageCalls | None = None,

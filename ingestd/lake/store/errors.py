@@ -244,18 +244,18 @@ def _by_cause(error: Exception, uri: str) -> IngestdError:
     if number is None and by_store:
         return _of_store(plain, by_store, uri)
     full = plain[:300]
-    said = _without_values(full) or type(error).__name__
+    reported = _without_values(full) or type(error).__name__
     if number in _ERRNO_PASSES or isinstance(error, CommitFailedError):
         # After a conflict the log is read again: what another program wrote is judged there.
-        return TransientError(f"lake {uri}: {said}", reason="storage")
+        return TransientError(f"lake {uri}: {reported}", reason="storage")
     if _DAMAGED.search(full):
         return DamagedError(
-            f"lake {uri}: a data file is damaged: {said}",
+            f"lake {uri}: a data file is damaged: {reported}",
             remedy=_PUT_BACK,
         )
     if _CUT_SHORT.search(full):
-        return truncated_log_error(uri, said)
-    return FolderError(f"lake {uri}: {said}", remedy=_CHECK)
+        return truncated_log_error(uri, reported)
+    return FolderError(f"lake {uri}: {reported}", remedy=_CHECK)
 
 
 def _of_store(plain: str, by_store: re.Match[str], uri: str) -> IngestdError:
@@ -268,18 +268,18 @@ def _of_store(plain: str, by_store: re.Match[str], uri: str) -> IngestdError:
     answer = _ANSWER.search(cause)
     code = answer[1] if answer else ""
     message = ": ".join(filter(None, answer.groups())) if answer else plain
-    said = _without_values(message[:300])
+    reported = _without_values(message[:300])
     is_of_folder = by_store[0].endswith(_ON_DISK)
     if not is_of_folder and (not is_of_object or code not in _OF_ONE_OBJECT):
         cause = f"{_NAMES.sub(' ', cause.partition('<')[0])} {code}"  # the answer quotes names
-        lacking = _credentials_fault(cause, uri, said)
+        lacking = _credentials_fault(cause, uri, reported)
         if lacking is not None:
             return lacking
         if _PASSES_ANYWAY.search(cause) or (_PASSES.search(cause) and not _STAYS.search(cause)):
-            return TransientError(f"lake {uri}: {said}", reason="storage")
+            return TransientError(f"lake {uri}: {reported}", reason="storage")
         if code not in _OF_ONE_OBJECT or not code:
-            return OperatorError(f"lake {uri}: {said}", remedy=_CHECK)
-    return FolderError(f"lake {uri}: {said}", remedy=_CHECK)
+            return OperatorError(f"lake {uri}: {reported}", remedy=_CHECK)
+    return FolderError(f"lake {uri}: {reported}", remedy=_CHECK)
 
 
 def _without_values(text: str) -> str:
@@ -292,25 +292,25 @@ def _without_values(text: str) -> str:
     return text[: found.end("kind")] + (place[0] if place else "")
 
 
-def truncated_log_error(uri: str, said: str = "its newest commit") -> FolderError:
+def truncated_log_error(uri: str, reported: str = "its newest commit") -> FolderError:
     """Return the error for a truncated log file."""
     return FolderError(
-        f"lake {uri}: a file of the table's log is truncated: {said}",
+        f"lake {uri}: a file of the table's log is truncated: {reported}",
         remedy="put the table's folder back from a copy; or move it away, and restart"
         " `ingestd run`",
     )
 
 
-def _credentials_fault(text: str, uri: str, said: str) -> OperatorError | None:
+def _credentials_fault(text: str, uri: str, reported: str) -> OperatorError | None:
     if _EXPIRED.search(text):
         return OperatorError(
-            f"lake {uri}: {said}",
+            f"lake {uri}: {reported}",
             remedy="renew the credentials; ingestd retries automatically, but reads those in"
             " `[lake.storage_options]` only at a start",
         )
     if _NO_CREDENTIALS.search(text) and not _PASSES.search(text):
         return OperatorError(
-            f"lake {uri}: no credentials: {said}",
+            f"lake {uri}: no credentials: {reported}",
             remedy="set the store's keys, in `[lake.storage_options]` or in the environment",
         )
     return None

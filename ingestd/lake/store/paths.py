@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 _ODD = re.compile(r"[\x00-\x1f\x7f\\%\ud800-\udfff]")
 """No name in a lake has these: another reader could decode them again, or read a `/`. A surrogate
 stands for a byte that is not UTF-8."""
 _OUT = frozenset({"", ".", ".."})
+
+
+@dataclass(frozen=True, slots=True)
+class FolderEntry:
+    """An entry of a folder; `odd`: its kind if it is not a regular file."""
+
+    name: str
+    size_bytes: int
+    odd: str | None = None
 
 
 class OddFileError(OSError):
@@ -54,3 +65,8 @@ def checked(path: str) -> str:
 def checked_folder(path: str) -> str:
     """Return the path of a folder in a store, empty for its root. Raise OddPathError."""
     return checked(path) if path else path
+
+
+def plain_names(names: Iterable[str]) -> list[str]:
+    """Return those that a path may have, in order."""
+    return sorted(name for name in names if why_odd(name) is None)

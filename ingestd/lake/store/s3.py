@@ -49,7 +49,7 @@ _CONFIG = frozenset(
 _HOW = frozenset({"allow_http", "timeout", "connect_timeout", "max_retries", "retry_timeout"})
 """Further options that obstore gets; both sets without the optional prefix `AWS_`."""
 _VARIABLES = _CONFIG | {"allow_http"}
-_MEANT_BY_DELTALAKE = re.compile(
+_DELTALAKE_OPTION = re.compile(
     r"bucket(_name)?|endpoint_url_(s3|sts)|metadata_endpoint|imdsv1_fallback|unsigned_payload"
     r"|checksum_algorithm|container_(credentials_\w+_uri|authorization_token_file)|role_arn"
     r"|web_identity_token_file|role_session_name|skip_signature|copy_if_not_exists"
@@ -147,30 +147,30 @@ def _options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _variables(
-    environment: Mapping[str, str], given: Mapping[str, str], said: set[str]
+    environment: Mapping[str, str], given: Mapping[str, str], configured: set[str]
 ) -> dict[str, str]:
     found: dict[str, str] = {}
     for variable, value in environment.items():
         name = _name(variable)
         is_plain = variable.startswith("AWS_") and variable.isupper()
         if is_plain and name in _VARIABLES:
-            if _short(variable) in said:
+            if _short(variable) in configured:
                 continue  # an option of the same name takes precedence
             _add(found, name, variable, value)
             if given.get(name, value) != value:
                 raise NotSureError(f"the variable {variable} contradicts an option")
         elif is_plain and name in _OF_OTHER_PROGRAMS:
             continue
-        elif is_plain or name in _VARIABLES or _MEANT_BY_DELTALAKE.fullmatch(name):
+        elif is_plain or name in _VARIABLES or _DELTALAKE_OPTION.fullmatch(name):
             raise NotSureError(f"the variable {variable} is set")
     return found
 
 
-def _add(found: dict[str, str], name: str, said: str, value: str) -> None:
+def _add(found: dict[str, str], name: str, written_as: str, value: str) -> None:
     if not _VALUE.fullmatch(value):  # obstore panics on some
-        raise NotSureError(f"{said} is empty, or has unusual characters")
+        raise NotSureError(f"{written_as} is empty, or has unusual characters")
     if found.setdefault(name, value) != value:
-        raise NotSureError(f"{said} is set twice, by different names")
+        raise NotSureError(f"{written_as} is set twice, by different names")
 
 
 def _short(option: str) -> str:

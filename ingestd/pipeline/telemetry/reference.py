@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from structlog.typing import FilteringBoundLogger
 
@@ -20,10 +20,7 @@ from ingestd.observe.status import (
 )
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ReferenceState
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+from ingestd.process.clock import utc_now
 
 
 class ReferenceTelemetry:
@@ -41,7 +38,7 @@ class ReferenceTelemetry:
         telemetry: SourceTelemetry,
         kinds: Mapping[TableId, str],
         *,
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.telemetry = telemetry
         self._status = status

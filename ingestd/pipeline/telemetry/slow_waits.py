@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from ingestd.process.tasks import cancel_all
+
 WAITING_S = 5.0
 """How long a read or a new slot may wait for other transactions before a warning."""
 
@@ -21,5 +23,4 @@ async def warn_if_slow(work: Coroutine[Any, Any, T], warn: Callable[[], None]) -
             warn()
         return await task
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_all(task)

@@ -25,8 +25,9 @@ from ingestd.observe.recent_events import note_error
 from ingestd.observe.status import SourceState, SourceStatus
 from ingestd.pipeline.filling_epoch import FillingEpoch, RowTally
 from ingestd.pipeline.telemetry.raw_values import hint
-from ingestd.pipeline.telemetry.table import TableTelemetry, utc_now
+from ingestd.pipeline.telemetry.table import TableTelemetry
 from ingestd.ports import CaptureLag, Discovery
+from ingestd.process.clock import utc_now
 from ingestd.process.file_limit import none_left
 
 _RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
@@ -37,7 +38,8 @@ REMIND_EVERY = timedelta(hours=1)
 class SourceTelemetry(TableTelemetry):
     """Keeps one source's status and metrics: see TableTelemetry.
 
-    `epoch_listeners`: called with each epoch that has become durable.
+    `epoch_listeners`: called with each epoch that has become durable. `fault_listeners`: called
+    with each fault that needs an operator.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class SourceTelemetry(TableTelemetry):
     ) -> None:
         super().__init__(status, metrics, log, now=now)
         self._is_measured = True
-        self._told_held_at: datetime | None = None
-        self._told_raw: set[tuple[TableId, str]] = set()
+        self._held_reported_at: datetime | None = None
+        self._raw_reported: set[tuple[TableId, str]] = set()
         self.epoch_listeners: list[Callable[[CommittedEpoch], None]] = []
+        self.fault_listeners: list[Callable[[IngestdError], None]] = []
         metrics.source_state(self.source, status.state)
         metrics.lake_lost(self.source, is_lost=status.lake_lost)
 
@@ -90,7 +93,7 @@ class SourceTelemetry(TableTelemetry):
         self._not_connected()
         self._is_measured = True
         self._log.info("source.paused", since=since.isoformat(), remedy=self.status.remedy)
-        self._told_held_at = None
+        self._held_reported_at = None
         self._publish()
 
     def resumed(self) -> None:
@@ -110,9 +113,9 @@ class SourceTelemetry(TableTelemetry):
         self._metrics.set_retained(self.source, lag)
         if lag.confirmed_lsn is not None:
             self.status.confirmed(lag.confirmed_lsn)
-        due = self._told_held_at is None or now - self._told_held_at >= REMIND_EVERY
+        due = self._held_reported_at is None or now - self._held_reported_at >= REMIND_EVERY
         if due:
-            self._told_held_at = now
+            self._held_reported_at = now
             self._log.info(
                 "source.held",
                 since=self.status.since.isoformat(),
@@ -137,8 +140,28 @@ class SourceTelemetry(TableTelemetry):
     def refuse_if_paused(self) -> None:
         """Raise OperatorError while the source is paused: waiting does not help."""
         if self.status.state is SourceState.PAUSED:
-            what = f"source {self.source} is paused since {self.status.since:%Y-%m-%d %H:%M:%S} UTC"
-            raise OperatorError(what, remedy=self.status.remedy)
+            raise self.paused_fault()
+
+    def paused_fault(self) -> OperatorError:
+        """Return why a source that is paused can't do what is asked."""
+        what = f"source {self.source} is paused since {self.status.since:%Y-%m-%d %H:%M:%S} UTC"
+        return OperatorError(what, remedy=self.status.remedy)
+
+    def stopped_fault(self) -> OperatorError | None:
+        """Return the fault of a table that is stopped; None without any."""
+        stopped = [t for t in self.status.tables.values() if t.state is TableState.STOPPED]
+        if not stopped:
+            return None
+        first, *others = sorted(stopped, key=lambda table: table.table)
+        more = f" ({len(others)} more tables are stopped)" if others else ""
+        why = f": {first.reason}" if first.reason else ""
+        return OperatorError(
+            f"source {self.source}: table {first.table} is stopped{why}{more}", remedy=first.remedy
+        )
+
+    def drained(self) -> None:
+        """Record that the lake has all that the source had committed."""
+        self._log.info("source.drained", end_lsn=str(self.status.end_lsn))
 
     def not_running(self) -> TransientError | None:
         """Return why the source can't accept requests now; None if it can."""
@@ -173,6 +196,8 @@ class SourceTelemetry(TableTelemetry):
                 remedy=error.remedy,
                 retry_s=round(delay_s, 1),
             )
+            for listener in () if transient else self.fault_listeners:
+                listener(error)
 
     def unknown(self, error: BaseException) -> IngestdError:
         """Log where an unforeseen error arose, and return it as an error of the hierarchy.
@@ -316,8 +341,8 @@ class SourceTelemetry(TableTelemetry):
         """Count values kept as text; the log names each column once."""
         self._metrics.raw_values(self.source, str(table), tally.raw_values)
         for column, count in tally.raw_columns.items():
-            if (table, column) not in self._told_raw:
-                self._told_raw.add((table, column))
+            if (table, column) not in self._raw_reported:
+                self._raw_reported.add((table, column))
                 why = hint(tally.raw_types[column])
                 self._log.warning(
                     "table.raw_values", table=str(table), column=column, count=count, hint=why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from structlog.typing import FilteringBoundLogger
 
@@ -15,11 +15,7 @@ from ingestd.observe.metrics import Metrics
 from ingestd.observe.recent_events import note_error
 from ingestd.observe.status import SnapshotOutcome, SourceStatus
 from ingestd.ports import Discovery
-
-
-def utc_now() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
+from ingestd.process.clock import utc_now
 
 
 class TableTelemetry:
@@ -138,7 +134,7 @@ class TableTelemetry:
             self._partial.discard(name)
 
     def snapshot_requested(self, tables: Sequence[TableId], *, partial: bool = False) -> None:
-        """Record that a re-read of these tables, or of some of their rows, was requested."""
+        """Record that a snapshot of these tables, or of some of their rows, was requested."""
         for table in tables:
             status = self.status.tables.get(str(table))
             if status is not None:  # else it is new, and about to be read

@@ -138,15 +138,15 @@ def _one(
 
 def _refuse_unknown(table: Table, settings: TableSettings) -> None:
     names = [c.name for c in table.columns]
-    said = {
+    by_key = {
         "exclude_columns": settings.exclude_columns,
         "mask_columns": list(settings.mask_columns),
         "types": list(settings.types),
     }
-    for key, columns in said.items():
+    for key, columns in by_key.items():
         for column in columns:
             if column not in names:
-                configured = {c for others in said.values() for c in others}
+                configured = {c for others in by_key.values() for c in others}
                 hint = did_you_mean(column, [n for n in names if n not in configured])
                 what = f"column {column!r} in {key} does not exist, or can't be captured"
                 raise TableError(table.id, what, remedy=f"{hint}correct {_at(table, key)}")

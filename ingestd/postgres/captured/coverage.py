@@ -31,7 +31,7 @@ async def coverage_of(
     """Return the coverage, by a kind's `poll` of it; see `ingestd.ports.Connector.coverage`."""
     where = f"source {source}, coverage"
     # Rewrites are not checked: that might scan a table.
-    known = {name: replace(table, storage="") for name, table in known.items()}
+    known = {name: replace(table, fingerprint="") for name, table in known.items()}
     try:
         async with (
             asyncio.timeout(timeout_s),

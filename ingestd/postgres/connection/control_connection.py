@@ -24,6 +24,7 @@ from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
+from ingestd.process.tasks import cancel_all
 
 LOST = "claim_lost"
 """The reason when the claim may have passed to another daemon, or has."""
@@ -171,8 +172,7 @@ class ControlConnection:
     async def _stop_beating(self) -> None:
         beating, self._beating = self._beating, None
         if beating is not None:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            await cancel_all(beating)
 
     def _set_ended(self, fault: IngestdError) -> None:
         if self._ended is not None and not self._ended.done():

@@ -18,7 +18,7 @@ from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.refusals import OF_A_SERVER
 from ingestd.postgres.connection.server_messages import loggable_message, server_text
-from ingestd.process.file_limit import SAID, are_left, none_left
+from ingestd.process.file_limit import TOO_MANY_FILES, are_left, none_left
 
 FULL = "too_many_connections"
 """The reason when a server, a pooler or the role has no connections left."""
@@ -349,7 +349,7 @@ def _has_no_files(error: psycopg.Error) -> bool:
     if error.sqlstate is not None:
         return False
     text = server_text(error)
-    is_of_here = SAID in text and f"{SAID} in system" not in text
+    is_of_here = TOO_MANY_FILES in text and f"{TOO_MANY_FILES} in system" not in text
     if is_of_here and not OF_A_SERVER.search(text):
         return True
     return _NO_WORDS in text and not are_left()

@@ -36,6 +36,7 @@ from ingestd.postgres.connection.answer_size import LimitedConnection
 from ingestd.postgres.connection.pinned_settings import SETTINGS, pinning
 from ingestd.postgres.connection.refusals import OF_A_SERVER
 from ingestd.postgres.connection.server_messages import loggable_message, server_text
+from ingestd.process.tasks import cancel_all
 
 # Everything is qualified: names are resolved before the statement itself pins `search_path`.
 SERVER: LiteralString = """
@@ -244,9 +245,7 @@ class LivenessCheckedConnection(LimitedConnection):
                 if (doing := await probe) is not _Doing.AWAY:
                     return doing
         finally:
-            for task in probes:
-                task.cancel()
-            await asyncio.gather(*probes, return_exceptions=True)
+            await cancel_all(*probes)
         return _Doing.AWAY
 
     async def _probe(self, after_s: float, end_s: float) -> _Doing:
@@ -277,8 +276,7 @@ class LivenessCheckedConnection(LimitedConnection):
             return _Doing.WORKING
         finally:
             await other.close()  # first: psycopg waits for the end of a query that it cancels
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await cancel_all(asking)
 
     async def is_waiting_by(self, other: AsyncConnection[Any]) -> bool:
         """Return whether the session waits for its client or does not exist."""

@@ -171,14 +171,16 @@ async def not_pinned(
         cursor = await connection.execute(_SOURCES, (list(found),))
         sources = dict(await cursor.fetchall())
         triggers = [row[0] for row in await (await connection.execute(_TRIGGERS)).fetchall()]
-    said = ", ".join(f"{name} is {value!r}, not {wanted[name]!r}" for name, value in found.items())
+    differences = ", ".join(
+        f"{name} is {value!r}, not {wanted[name]!r}" for name, value in found.items()
+    )
     known = [_setter(name, own_options) or sources.get(name) for name in found]
     who = [f"{name}: {setter}" for name, setter in zip(found, known, strict=True) if setter]
     if triggers:
         who.append(f"login event triggers: {', '.join(triggers)}")
     by = f" (set by {'; '.join(who)})" if who else ""
     return OperatorError(
-        f"settings that ingestd depends on can't be set for its session: {said}{by}",
+        f"settings that ingestd depends on can't be set for its session: {differences}{by}",
         remedy="let clients set them: check the pooler or proxy in between, which may drop SET, "
         "and what is named here; or use the server's own address in `dsn`",
     )

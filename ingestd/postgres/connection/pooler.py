@@ -22,6 +22,7 @@ from psycopg import AsyncConnection
 from ingestd.model.errors import OperatorError
 from ingestd.postgres.connection.answer_size import LimitedConnection
 from ingestd.postgres.connection.server_messages import server_text
+from ingestd.process.tasks import cancel_all
 
 WAIT_S = 2.0
 """How long to wait for a second session, which in session mode must be a free one."""
@@ -97,8 +98,7 @@ async def _process_soon(connection: AsyncConnection[Any]) -> Any:  # noqa: ANN40
     finally:
         if not asking.done():
             await connection.close()  # first: a query that waits for a session is slow to cancel
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await cancel_all(asking)
 
 
 async def _end(connection: AsyncConnection[Any]) -> None:

@@ -4,9 +4,9 @@ Connections: one for control, which holds the claim and reads the catalog; one f
 polls; those of a snapshot, or of a sweep, while it is read; and one that listens, if configured.
 
 Positions: `Positions` issues a separate place to each poll with rows, and to each snapshot, above
-all earlier ones. `live` delivers up to its end. `confirm` only records what the pipeline has made
-durable, because the source retains nothing for ingestd. A table's progress (`PollProgress`) goes
-into the lake with its rows (`TableBatch.resume`), in one commit. So after a kill between two
+all earlier ones. `changes` delivers up to its end. `confirm` only records what the pipeline has
+made durable, because the source retains nothing for ingestd. A table's progress (`PollProgress`)
+goes into the lake with its rows (`TableBatch.resume`), in one commit. So after a kill between two
 tables' commits each table resumes where its own rows end.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +66,8 @@ from ingestd.postgres.polling.server import (
 from ingestd.postgres.polling.snapshot import PollingSnapshot
 from ingestd.postgres.polling.table_state import PolledState
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.read_view import current_snapshot
+from ingestd.postgres.snapshot.read_view import current_pg_snapshot
+from ingestd.process.tasks import cancel_all
 
 SLACK_BYTES = 1 << 16
 """How far positions may be ahead of an idle server's WAL: by one for each poll with rows."""
@@ -145,6 +146,10 @@ class PollingCapture:
         tables = tuple(t for t in found.tables if t.id not in faults)
         return replace(found, tables=tables, refused=(*found.refused, *refused))
 
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Retry at the next discovery those tables that are refused for some time after a fault."""
+        return self.polls.faults.retry(tables)
+
     async def tables_changed(self) -> None:
         """Return once the catalog differs from the last discovery: check regularly or on notice."""
         while True:
@@ -169,6 +174,11 @@ class PollingCapture:
             server = await self._checked_server(control)
             current = await current_position(control)
         return ServerEnd(Lsn(current + SLACK_BYTES), server.in_recovery)
+
+    async def end_position(self) -> Lsn:
+        """Return the end of polls that began after the call, of all tables that can be polled."""
+        await self.polls.poll_completely()
+        return self._positions.end
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the server with the one that the lake's rows came from."""
@@ -308,7 +318,7 @@ class PollingCapture:
             row_limit_bytes=self._row_limit_bytes,
         )
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    async def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Poll indefinitely. `after` is where the positions continue."""
         if after is not None:
             self._positions.begin_at(after)
@@ -322,13 +332,13 @@ class PollingCapture:
                 self._delivered = max(self._delivered, change_set.position)
                 yield change_set
 
-    async def current_snapshot(self) -> PgSnapshot:
+    async def current_pg_snapshot(self) -> PgSnapshot:
         """Query on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
-            return await current_snapshot(control)
+            return await current_pg_snapshot(control)
 
-    def checkpoint_requested(self) -> bool:
+    def commit_requested(self) -> bool:
         """Return False: the source never waits for a confirmation."""
         return False
 
@@ -366,8 +376,7 @@ class PollingCapture:
         """Close all connections; that releases the claim."""
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
+            await cancel_all(listener)
         await self.polls.close()
         for snapshot in self._snapshots:
             await snapshot.close()

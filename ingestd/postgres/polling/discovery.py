@@ -13,7 +13,8 @@ from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
-from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import Catalog, read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.table_faults import own_lock
 from ingestd.postgres.catalog.tables import TableRow, refusal
@@ -86,7 +87,7 @@ class PolledTables:
                         if self._is_ahead(row.id, recorded, catalog, shown) and server.in_recovery:
                             refused.append(Refused(found.table, _not_replayed(row.id)))
                             continue
-                        then, now = self._tracker.last(row.oid, was), catalog.storage(row)
+                        then, now = self._tracker.last(row.oid, was), catalog.fingerprint(row)
                         now = fingerprints[row.oid] = now if then is None else now.after(then)
                         reason = await comparison.difference(row.oid, then, now)
                         reason = reason or self.texts.difference(
@@ -97,8 +98,10 @@ class PolledTables:
                         gap = self._gap(found, catalog, was, recorded)
                         if gap is not None:
                             interrupted[row.id] = gap
-                        storage = to_record(now, row.oid, was, files=True)
-                        polled[row.id] = replace(found, table=replace(found.table, storage=storage))
+                        fingerprint = to_record(now, row.oid, was, files=True)
+                        polled[row.id] = replace(
+                            found, table=replace(found.table, fingerprint=fingerprint)
+                        )
                 except TableError as error:
                     refused.append(Refused(Table(row.id, row.oid, ()), error))
                     for found_of in (interrupted, rewritten, polled):
@@ -187,7 +190,7 @@ class PolledTables:
             return "more of it was polled than the server has, or its record is another server's"
         if progress is not None and progress.deleted != polled.deleted:
             return "`deleted` names another column than before"
-        stored = TableFingerprint.parse(known.storage)
+        stored = TableFingerprint.parse(known.fingerprint)
         if stored is not None and stored.is_streamed:
             return "another kind of source captured it since"
         # If nothing is ever snapshotted, polling begins with the first run that finds something.

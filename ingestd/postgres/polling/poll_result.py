@@ -12,7 +12,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.polling.poll import PollPoint, TablePoll
 from ingestd.postgres.polling.position_clock import Positions
-from ingestd.postgres.polling.rows import PollRowOrigin
+from ingestd.postgres.polling.rows import PollReadPoint
 from ingestd.postgres.polling.table_state import PolledState
 
 
@@ -26,7 +26,7 @@ class TablePollResult:
 
     state: PolledState
     scan: TablePoll
-    origin: PollRowOrigin
+    read_point: PollReadPoint
     is_due: bool = True
     batches: list[TableBatch] = field(default_factory=list)
     whole_s: float | None = None
@@ -52,19 +52,19 @@ class PollResult:
         """True if there are rows to yield."""
         return self._first is not None
 
-    def origin(self) -> PollRowOrigin:
-        """Return the origin of a table's rows; it is given back if there are none."""
-        return PollRowOrigin(self._positions.next_position(self.now.lsn), self.now.at)
+    def next_read_point(self) -> PollReadPoint:
+        """Return the read point of a table's rows; it is given back if there are none."""
+        return PollReadPoint(self._positions.next_position(self.now.lsn), self.now.at)
 
     def complete_table(self, outcome: TablePollResult, *, swept_at: float) -> None:
         """Record the result of a table; its last rows carry the progress."""
         if outcome.batches:
             progress = replace(outcome.scan.progress, swept_at=swept_at, part=outcome.state.part)
             outcome.batches[-1] = replace(outcome.batches[-1], resume=progress.to_text())
-            self._begins_at(outcome.origin.position)
+            self._begins_at(outcome.read_point.position)
             self._transactions += 1
         else:
-            self._positions.release_position(outcome.origin.position)
+            self._positions.release_position(outcome.read_point.position)
         self.waiting += outcome.batches
         self.outcomes.append(outcome)
 
@@ -73,7 +73,7 @@ class PollResult:
         if is_given:
             self._transactions += 1
         else:
-            self._positions.release_position(outcome.origin.position)
+            self._positions.release_position(outcome.read_point.position)
 
     def _begins_at(self, position: Lsn) -> Lsn:
         if self._first is None:
@@ -83,9 +83,14 @@ class PollResult:
     def open_change_set(self, outcome: TablePollResult) -> ChangeSet:
         """Return the waiting batches, and those of a table that will yield more."""
         batches, self.waiting = (*self.waiting, *outcome.batches), []
-        nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.origin.position)
+        nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.read_point.position)
         return ChangeSet(
-            batches, first, is_open=True, first_lsn=first, commit_times=NO_COMMITS, nbytes=nbytes
+            batches,
+            first,
+            ends_in_transaction=True,
+            first_lsn=first,
+            commit_times=NO_COMMITS,
+            nbytes=nbytes,
         )
 
     def last_change_set(self) -> ChangeSet | None:
@@ -96,7 +101,7 @@ class PollResult:
         return ChangeSet(
             tuple(self.waiting),
             self._positions.end,
-            is_open=False,
+            ends_in_transaction=False,
             first_lsn=self._first,
             commit_times=np.full(self._transactions, microseconds(self.now.at), np.int64),
             nbytes=sum(b.nbytes for b in self.waiting),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -15,7 +15,8 @@ from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError, OperatorError, TableError
 from ingestd.model.schema import TableId
 from ingestd.ports import Refused, TableInfo
-from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.indexes import IndexRow
 from ingestd.postgres.catalog.metadata import PostgresMetadata
@@ -40,6 +41,7 @@ from ingestd.postgres.polling.server import (
 from ingestd.postgres.server_capacity import demand_of, room_lines
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.errors import read_error
+from ingestd.process.clock import utc_now
 
 CLOCK_S = 60.0
 """The difference of clocks above which to warn."""
@@ -55,12 +57,8 @@ SELECT bool_and(substr(v::text, 15, 1) = '7')
 """
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 async def preflight(
-    source: str, settings: PollingSettings, *, now: Callable[[], datetime] = _utc_now
+    source: str, settings: PollingSettings, *, now: Callable[[], datetime] = utc_now
 ) -> list[CheckLine]:
     """Check the server, the role, poolers and the tables. Changes nothing."""
     found = CheckFindings(source)

@@ -211,7 +211,7 @@ class PollProgress:
 
     def to_text(self) -> str:
         """Return the text for `TableBatch.resume`."""
-        said = {
+        recorded = {
             "v": _FORMAT,
             "whole": _seen_text(self.whole),
             "last": None if self.last == self.whole else _seen_text(self.last),
@@ -224,7 +224,7 @@ class PollProgress:
             "swept_at": self.swept_at,
             "part": [self.part.number, self.part.count],
         }
-        return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(recorded, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> PollProgress | None:
@@ -235,22 +235,23 @@ class PollProgress:
             return None
 
     @classmethod
-    def _parsed(cls, said: Recorded) -> PollProgress:
-        said.field("v").integer(_FORMAT, _FORMAT)
-        whole = _seen(said.field("whole"))
-        last = whole if said.field("last").is_null else _seen(said.field("last"))
+    def _parsed(cls, recorded: Recorded) -> PollProgress:
+        recorded.field("v").integer(_FORMAT, _FORMAT)
+        whole = _seen(recorded.field("whole"))
+        last = whole if recorded.field("last").is_null else _seen(recorded.field("last"))
         if last.below < whole.below:
             raise RecordError("its last scan precedes its last full one")
-        swept_at, part = said.field("swept_at"), said.field("part")  # not in texts of old versions
+        # not in texts of old versions
+        swept_at, part = recorded.field("swept_at"), recorded.field("part")
         return cls(
             whole,
             last,
-            said.field("floor").optional_text(),
-            said.field("ahead").optional_text(),
-            said.field("ahead_end").integer(),
-            said.field("cursor").optional_text(),
-            said.field("deleted").optional_text(),
-            said.field("lsn").integer(),
+            recorded.field("floor").optional_text(),
+            recorded.field("ahead").optional_text(),
+            recorded.field("ahead_end").integer(),
+            recorded.field("cursor").optional_text(),
+            recorded.field("deleted").optional_text(),
+            recorded.field("lsn").integer(),
             0.0 if swept_at.is_null else swept_at.seconds(),
             WHOLE if part.is_null else _part(part),
         )
@@ -267,9 +268,9 @@ def _steps(seen: SeenXids) -> FullXids:
     return np.diff(seen.xids, prepend=seen.below)
 
 
-def _seen(said: Recorded) -> SeenXids:
+def _seen(recorded: Recorded) -> SeenXids:
     """Return the transactions; their ids ascend, from `below` on. Raises RecordError."""
-    first, packed = said.items(2)
+    first, packed = recorded.items(2)
     below = first.integer(0, _MOST_XID)
     if not packed.text():
         return SeenXids(below)
@@ -282,8 +283,8 @@ def _seen(said: Recorded) -> SeenXids:
     return SeenXids(below, below + np.cumsum(steps))
 
 
-def _part(said: Recorded) -> KeyPartition:
-    number, count = said.items(2)
+def _part(recorded: Recorded) -> KeyPartition:
+    number, count = recorded.items(2)
     parts = count.integer(1, _MOST_PARTS)
     if parts & (parts - 1):
         raise RecordError("its parts are not a power of two")

@@ -34,7 +34,7 @@ class HeldKeys(Protocol):
 
 
 @dataclass(slots=True)
-class PollRowOrigin:
+class PollReadPoint:
     """Where the rows of one poll go: at `position`, `_cdc_seq` from `seq` on, read at `at`."""
 
     position: Lsn
@@ -80,7 +80,7 @@ class FoundRows:
             raise _malformed()
         return str(cursor)
 
-    def changes(self, place: PollRowOrigin, keys: HeldKeys | None) -> list[TableBatch]:
+    def changes(self, place: PollReadPoint, keys: HeldKeys | None) -> list[TableBatch]:
         """Return the change rows; `keys` must not have them yet.
 
         A row is a `c` if its key is not held, and a `u` if it is or that is not known. A row that
@@ -96,7 +96,7 @@ class FoundRows:
         return found
 
     def _written(
-        self, which: NDArray[np.int64], place: PollRowOrigin, keys: HeldKeys | None
+        self, which: NDArray[np.int64], place: PollReadPoint, keys: HeldKeys | None
     ) -> list[TableBatch]:
         table = self.polled.table
         places = place.next(UPDATE, len(which), self.xids[which] % _XIDS)
@@ -108,12 +108,12 @@ class FoundRows:
         return [TableBatch(table, rows, batch.nbytes)]
 
     def _deleted(
-        self, which: NDArray[np.int64], place: PollRowOrigin, keys: HeldKeys | None
+        self, which: NDArray[np.int64], place: PollReadPoint, keys: HeldKeys | None
     ) -> list[TableBatch]:
         table = self.polled.table
         identity = set(table.identity)
         if keys is not None:
-            probe = PollRowOrigin(place.position, place.at).next(DELETE, len(which), None)
+            probe = PollReadPoint(place.position, place.at).next(DELETE, len(which), None)
             asked = table_batch(table, probe, self._tuples(table, which, identity), None, 0)
             which = which[keys.contains(asked)]
             if not len(which):
@@ -140,7 +140,7 @@ class FoundRows:
         return self.rows.nbytes * len(which) // max(1, self.rows.count)
 
 
-def vanished_rows(table: Table, gone: pa.RecordBatch, place: PollRowOrigin) -> TableBatch:
+def vanished_rows(table: Table, gone: pa.RecordBatch, place: PollReadPoint) -> TableBatch:
     """Return `d` rows for keys that the source no longer has: their columns, and `_cdc_raw`."""
     schema = change_schema(table)
     places = place.next(DELETE, gone.num_rows, None)

@@ -24,7 +24,7 @@ from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import await_flushed
-from ingestd.postgres.polling.backoff import PollBackoff
+from ingestd.postgres.polling.faults import PollFaults
 from ingestd.postgres.polling.intervals import PollSchedule
 from ingestd.postgres.polling.keys.delete_sweep import SWEEPS, Sweep, SweepPolicy, absent
 from ingestd.postgres.polling.keys.key_set import KeySet
@@ -40,13 +40,15 @@ from ingestd.postgres.polling.poll_result import PollResult, TablePollResult
 from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.position_clock import Positions
 from ingestd.postgres.polling.progress import PollProgress
-from ingestd.postgres.polling.rows import PollRowOrigin, vanished_rows
+from ingestd.postgres.polling.rows import PollReadPoint, vanished_rows
 from ingestd.postgres.polling.table_state import PolledState
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.errors import read_error
+from ingestd.process.tasks import cancel_all
 
 FAILURES = 5
 """Consecutive polls that a lock or a statement timeout may fail before a table is stopped."""
+_POLLED_S = 0.05
 _WAITING = frozenset({"lock_timeout", "timeout", "deadlock", "out_of_memory"})
 
 
@@ -83,7 +85,7 @@ class PollScheduler:
         self._connection: LivenessCheckedConnection | None = None
         self._backend = 0
         self._sweep: asyncio.Task[None] | None = None
-        self.faults = PollBackoff(monotonic)
+        self.faults = PollFaults(monotonic)
         self.states: dict[TableId, PolledState] = {}
         self.confirmed = ZERO
         self.wake = asyncio.Event()
@@ -124,6 +126,15 @@ class PollScheduler:
             state.turn.ask()
         self.wake.set()
 
+    async def poll_completely(self) -> None:
+        """Return once polls that began after the call have read all tables that can be polled."""
+        asked = self._monotonic()
+        self.poll_now()
+        while any(  # noqa: ASYNC110 - several places change it
+            state.polled_at < asked and self._can_be_polled(state) for state in self.states.values()
+        ):
+            await asyncio.sleep(_POLLED_S)
+
     def key_bytes_for(self, table: TableId) -> int:
         """Return how many bytes a table's keys may take, of what other tables have left."""
         others = (s.keys for name, s in self.states.items() if name != table)
@@ -150,8 +161,7 @@ class PollScheduler:
         """Release all resources. May be called at any time, and twice."""
         sweep, self._sweep = self._sweep, None
         if sweep is not None:
-            sweep.cancel()
-            await asyncio.gather(sweep, return_exceptions=True)
+            await cancel_all(sweep)
         await self._disconnect()
 
     # --- waiting -----------------------------------------------------------------------------
@@ -173,7 +183,10 @@ class PollScheduler:
 
     def _is_active(self, state: PolledState) -> bool:
         """Return whether it has been read; if tables are never read, it is polled immediately."""
-        if state.polled.table.id in self.faults or state.readings or not self._may_load(state):
+        return self._can_be_polled(state) and self._may_load(state)
+
+    def _can_be_polled(self, state: PolledState) -> bool:
+        if state.polled.table.id in self.faults or state.readings:
             return False
         return state.progress is not None or self._settings.snapshot == "never"
 
@@ -234,7 +247,9 @@ class PollScheduler:
                 self._row_limit_bytes,
                 self._settings.statement_timeout or None,
             )
-            outcome = TablePollResult(state, scan, poll.origin(), is_due=state.turn.due_at <= now)
+            outcome = TablePollResult(
+                state, scan, poll.next_read_point(), is_due=state.turn.due_at <= now
+            )
             async with aclosing(self._changes(poll, outcome)) as found:
                 async for batch in found:
                     if self._is_full((*poll.waiting, *outcome.batches)):
@@ -265,7 +280,7 @@ class PollScheduler:
         self, poll: PollResult, outcome: TablePollResult
     ) -> AsyncGenerator[TableBatch, None]:
         """Yield a table's changes: rows that were written, then those that were deleted."""
-        state, origin = outcome.state, outcome.origin
+        state, read_point = outcome.state, outcome.read_point
         table = state.polled.table
         if outcome.is_due:
             async with aclosing(self._written(poll, outcome)) as written:
@@ -276,11 +291,13 @@ class PollScheduler:
             gone = await absent(poll.connection, table, candidates, self._row_limit_bytes)
             keys = await self._keys_of(state)
             if keys is not None and gone.num_rows:
-                probe = vanished_rows(table, gone, PollRowOrigin(origin.position, origin.at))
+                probe = vanished_rows(
+                    table, gone, PollReadPoint(read_point.position, read_point.at)
+                )
                 gone = gone.filter(pa.array(keys.contains(probe)))
             if gone.num_rows:
                 outcome.deleted = True
-                yield vanished_rows(table, gone, origin)
+                yield vanished_rows(table, gone, read_point)
             if state.missing and state.missing[0] is candidates:  # else they were dropped
                 del state.missing[0]
         if not state.missing:
@@ -297,7 +314,7 @@ class PollScheduler:
             async for rows in pages:
                 scanned_s += self._monotonic() - started
                 keys = await self._keys_of(state)
-                for batch in await asyncio.to_thread(rows.changes, outcome.origin, keys):
+                for batch in await asyncio.to_thread(rows.changes, outcome.read_point, keys):
                     yield batch
                 started = self._monotonic()
         if scan.is_whole:
@@ -352,9 +369,9 @@ class PollScheduler:
             state.turn.record_poll(self._monotonic(), found=found, whole_s=outcome.whole_s)
             self.faults.succeeded(state.polled.table.id)
         if found:
-            state.resumes_at = min(state.resumes_at, outcome.origin.position)
+            state.resumes_at = min(state.resumes_at, outcome.read_point.position)
         if outcome.deleted:
-            state.deleted_at = outcome.origin.position
+            state.deleted_at = outcome.read_point.position
         await self._given(state, outcome.batches)
 
     # --- keys and sweeps ---------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ingestd.postgres.polling.queries import is_deleted
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.point import PointSnapshot
-from ingestd.postgres.snapshot.read_view import RowOrigin
+from ingestd.postgres.snapshot.read_view import ReadPoint
 
 
 class TableReads(Protocol):
@@ -45,7 +45,7 @@ class TableReads(Protocol):
 class PollingSnapshot(PointSnapshot):
     """A snapshot at a poll. `connection` is in the transaction of `now`, and exported it.
 
-    `tables`: as they are polled. `move_on` lets `live` pass the snapshot's position.
+    `tables`: as they are polled. `move_on` lets `changes` pass the snapshot's position.
     """
 
     def __init__(  # noqa: PLR0917 - the parts of a snapshot
@@ -64,7 +64,7 @@ class PollingSnapshot(PointSnapshot):
         super().__init__(
             settings,
             exported,
-            RowOrigin(point, now.at),
+            ReadPoint(point, now.at),
             [_present(p) for p in tables],
             row_limit_bytes=row_limit_bytes,
         )

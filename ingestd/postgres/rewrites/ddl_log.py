@@ -274,21 +274,21 @@ class DdlLog:
     def _judged_type(self, event: DdlEvent) -> Iterable[tuple[int, str | None]]:
         before, too_many = self.before.get(event.oid, ()), self._too_many(event)
         oid = -event.oid if event.what == "composite type column" else event.oid
-        for table, (_, storage) in self._tables.items():
-            for part in storage.types:
+        for table, (_, fingerprint) in self._tables.items():
+            for part in fingerprint.types:
                 if part.oid == oid:
                     known = [KnownObject(labels=dict(part.parts)), *before]
                     yield table, reason_of(event, known) or too_many
 
     def _known(self, event: DdlEvent, xid: int) -> Iterable[KnownObject]:
-        name, storage = self._tables[event.oid]
-        leaves = frozenset(storage.files) - {event.oid}
+        name, fingerprint = self._tables[event.oid]
+        leaves = frozenset(fingerprint.files) - {event.oid}
         gone: frozenset[int] = frozenset()
         if event.leaves is not None:
             is_later = self._seen is not None and _sees(self._seen, xid)
             gone = event.leaves - leaves if is_later else leaves - event.leaves
             gone |= self.leaves.get(event.oid, set()) - event.leaves
-        yield KnownObject(name, {c.number: c.type_oid for c in storage.columns}, gone=gone)
+        yield KnownObject(name, {c.number: c.type_oid for c in fingerprint.columns}, gone=gone)
         yield from self.before.get(event.oid, ())
 
     def _too_many(self, event: DdlEvent) -> str | None:

@@ -385,12 +385,12 @@ def _with(lists: tuple[tuple[str, ...], ...], new: tuple[str, ...]) -> tuple[tup
     return (*(known for known in lists if new[: len(known)] != known), new)
 
 
-def _present(storage: TableFingerprint) -> frozenset[str]:
-    return frozenset(c.name for c in storage.columns)
+def _present(fingerprint: TableFingerprint) -> frozenset[str]:
+    return frozenset(c.name for c in fingerprint.columns)
 
 
-def _ever(storage: TableFingerprint) -> frozenset[str]:
-    return storage.former | _present(storage)
+def _ever(fingerprint: TableFingerprint) -> frozenset[str]:
+    return fingerprint.former | _present(fingerprint)
 
 
 def _sees(seen: PgSnapshot, xids: Collection[int]) -> bool:

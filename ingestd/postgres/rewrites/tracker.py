@@ -31,7 +31,7 @@ class FingerprintTracker:
         """Return the last fingerprint of this run, or the one in `_tables`."""
         then = self._fingerprints.get(oid)
         if then is None and known is not None and known.oid == oid:
-            then = TableFingerprint.parse(known.storage)
+            then = TableFingerprint.parse(known.fingerprint)
         return then
 
     def has_seen(self, oid: int) -> bool:
@@ -101,9 +101,9 @@ def to_record(
     With `files`, changed files count as well.
     """
     if known is not None and known.oid == oid:
-        then = TableFingerprint.parse(known.storage)
+        then = TableFingerprint.parse(known.fingerprint)
         if then is not None and not (then != now if files else now.differs_durably(then)):
-            return known.storage
+            return known.fingerprint
     return str(now)
 
 
@@ -115,7 +115,7 @@ def is_wider(table: Table, columns: Sequence[ColumnRow], known: RegisteredTable 
     """
     then = None
     if known is not None and known.oid == table.oid:
-        then = TableFingerprint.parse(known.storage)
+        then = TableFingerprint.parse(known.fingerprint)
     if known is None or then is None:
         return False
     present = {(c.number, c.xmin) for c in then.columns}

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from ingestd.model.pg_snapshot import is_before
 from ingestd.model.schema import Table
 from ingestd.postgres.connection.wal_position import is_standby
-from ingestd.postgres.snapshot.read_view import current_snapshot
+from ingestd.postgres.snapshot.read_view import current_pg_snapshot
 
 COMMITS_PATIENCE_S = 0.05
 
@@ -38,7 +38,7 @@ _IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle i
 async def await_running(connection: AsyncConnection[Any]) -> None:
     """Wait for the transactions that are running now, as creating a slot does."""
     until = await next_xid(connection)
-    while (await current_snapshot(connection)).xmin < until:  # noqa: ASYNC110 - the server sends no notice
+    while (await current_pg_snapshot(connection)).xmin < until:  # noqa: ASYNC110 - the server sends no notice
         await asyncio.sleep(COMMITS_PATIENCE_S)
 
 

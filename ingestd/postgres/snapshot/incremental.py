@@ -2,6 +2,8 @@
 
 A chunk is a range of blocks, read in a short transaction. `ingestd.pipeline.dedup_window` compares
 it with what the stream sends meanwhile; docs/snapshots.md explains why the result is exact.
+`incremental_choice` says which tables are read so. The config and the docs for users also say
+"chunked".
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.model.errors import TableError, TableReplacedError
+from ingestd.model.errors import TableReplacedError
 from ingestd.model.keys import Key
 from ingestd.model.lsn import Lsn
 from ingestd.model.memory_shares import SNAPSHOT_PAGES, bytes_of
@@ -38,8 +40,9 @@ from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.ctid_splits import split_blocks
 from ingestd.postgres.snapshot.earlier_transactions import await_earlier_writers, await_running
 from ingestd.postgres.snapshot.errors import snapshot_error
-from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
-from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, OwnView, current_snapshot
+from ingestd.postgres.snapshot.incremental_choice import can_be_incremental
+from ingestd.postgres.snapshot.key_lookup import KeyedRelation
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, OwnView, current_pg_snapshot
 from ingestd.postgres.snapshot.resume import SnapshotRemainder, remainder_text
 from ingestd.postgres.snapshot.split_readers import SplitReaders
 from ingestd.postgres.snapshot.table_pages import TablePages
@@ -50,31 +53,6 @@ LARGEST = 4
 """A table of more than CHUNKS chunks has chunks of up to LARGEST times the size."""
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
-
-
-def can_be_incremental(table: Table) -> bool:
-    """Return whether rows can be identified, and found by the keys that the stream sends."""
-    key = [table.column(n) for n in table.identifying]
-    return bool(key) and all(map(can_be_found, key))
-
-
-async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> dict[TableId, int]:
-    """Return the tables' sizes in bytes, with TOAST; without tables that can't be read by blocks.
-
-    0 for one that is locked for longer than the connection's lock_timeout.
-    """
-    found = {}
-    for table in tables:
-        try:
-            leaves = await leaves_of(connection, table)
-        except TableError:
-            continue  # its reader raises the reason
-        except psycopg.errors.LockNotAvailable:
-            found[table.id] = 0
-            continue
-        if all(leaf.is_splittable and not leaf.is_whole for leaf in leaves):
-            found[table.id] = sum(leaf.nbytes for leaf in leaves)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +113,7 @@ class IncrementalSnapshot:
         where: str | None = None,
         memory_bytes: int,
     ) -> IncrementalSnapshot:
-        """Record where it begins; `live_since_xid`: the `next_xid` at the start of `live`.
+        """Record where it begins; `live_since_xid`: the `next_xid` at the start of `changes`.
 
         Raises psycopg.Error, TableReplacedError; TableError for a `where` that is not a condition.
         """
@@ -149,7 +127,7 @@ class IncrementalSnapshot:
             await advance_wal(connection)  # an earlier snapshot may have rows at the end of the WAL
             if newly_published:
                 await await_running(connection)
-            pg_snapshot = await current_snapshot(connection)
+            pg_snapshot = await current_pg_snapshot(connection)
             cursor = await connection.execute(_NOW)
             row = await cursor.fetchone()
             assert row is not None

@@ -21,7 +21,7 @@ from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.read_view import (
     LOCK_TIMEOUT_S,
     ExportedView,
-    RowOrigin,
+    ReadPoint,
     enter_snapshot,
 )
 from ingestd.postgres.snapshot.split_readers import SplitReaders
@@ -31,7 +31,7 @@ class PointSnapshot:
     """The common part of snapshots at one point; see `ingestd.ports.Snapshot` for the contract.
 
     `exported`: the id by which other sessions, on any client, import it (`Split.snapshot`), while
-    the exporting session keeps it open; `origin`: the position and time of its rows.
+    the exporting session keeps it open; `read_point`: the position and time of its rows.
     """
 
     is_incremental = False
@@ -40,14 +40,14 @@ class PointSnapshot:
         self,
         settings: PostgresSettings,
         exported: str,
-        origin: RowOrigin,
+        read_point: ReadPoint,
         tables: Sequence[Table],
         *,
         row_limit_bytes: int,
     ) -> None:
         self._dsn = settings.dsn.get_secret_value()
         self.exported = exported
-        self._origin = origin
+        self._read_point = read_point
         # No other work waits for the end of a split: splits may be larger than chunks.
         self._split_bytes = 2 * settings.snapshot_chunk
         self._split_connection: AsyncConnection[Any] | None = None
@@ -55,7 +55,7 @@ class PointSnapshot:
             self._dsn,
             tables,
             self._split,
-            ExportedView(self._dsn, exported, origin),
+            ExportedView(self._dsn, exported, read_point),
             workers=settings.snapshot_workers,
             row_limit_bytes=row_limit_bytes,
         )
@@ -63,12 +63,12 @@ class PointSnapshot:
     @property
     def point(self) -> Lsn:
         """The position of its rows, above everything that it sees."""
-        return self._origin.position
+        return self._read_point.position
 
     @property
     def at(self) -> datetime:
         """The server's time of the snapshot."""
-        return self._origin.at
+        return self._read_point.at
 
     def items(self) -> AsyncGenerator[SnapshotItem, None]:
         """Yield the tables' rows; see the port."""

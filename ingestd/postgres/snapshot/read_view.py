@@ -41,7 +41,7 @@ NotePosition = Callable[[AsyncConnection[Any]], Awaitable[Lsn]]
 
 
 @dataclass(frozen=True, slots=True)
-class RowOrigin:
+class ReadPoint:
     """The WAL position of rows, the time of the read, and its snapshot (`SnapshotPage`)."""
 
     position: Lsn
@@ -54,30 +54,33 @@ class ReadView(Protocol):
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
-    ) -> RowOrigin:
+    ) -> ReadPoint:
         """Begin it, on a connection that is in none. Raises psycopg.Error, IngestdError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedView:
-    """A snapshot that another session exported; `origin`: the position and time of its rows."""
+    """A snapshot that another session exported.
+
+    `read_point`: the position and time of its rows.
+    """
 
     dsn: str
-    snapshot: str
-    origin: RowOrigin
+    exported_id: str
+    read_point: ReadPoint
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
-    ) -> RowOrigin:
+    ) -> ReadPoint:
         """Import the snapshot; lock the relation against replacement."""
         # The planner also uses what was added after the snapshot, which does not see it.
         await ensure_plannable(connection, table.id, blocks.oid, with_partitions=blocks.is_whole)
         await connection.rollback()
-        await enter_snapshot(connection, self.snapshot)
+        await enter_snapshot(connection, self.exported_id)
         await lock_unless_rewritten(connection, self.dsn, table, blocks)
         await ensure_described(connection, table)
-        return self.origin
+        return self.read_point
 
 
 class OwnView:
@@ -94,25 +97,25 @@ class OwnView:
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
-    ) -> RowOrigin:
+    ) -> ReadPoint:
         """Begin, unless the relation is not the one that the split was made from."""
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await lock_table(connection, table, blocks, before_snapshot=True)
-        origin = await self._now(connection)
+        read_point = await self._now(connection)
         await ensure_described(connection, table)
         if blocks.file:
             cursor = await connection.execute(_FILE, (blocks.oid,))
             row = await cursor.fetchone()
             if row is None or row[0] != blocks.file:
                 raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
-        return origin
+        return read_point
 
-    async def _now(self, connection: AsyncConnection[Any]) -> RowOrigin:
+    async def _now(self, connection: AsyncConnection[Any]) -> ReadPoint:
         cursor = await connection.execute(_SNAPSHOT_AND_TIME)
         row = await cursor.fetchone()
         assert row is not None
         pg_snapshot, at = row
-        return RowOrigin(await self._position(connection), at, PgSnapshot.parse(pg_snapshot))
+        return ReadPoint(await self._position(connection), at, PgSnapshot.parse(pg_snapshot))
 
 
 async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> None:
@@ -131,7 +134,7 @@ async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> Non
         ) from error
 
 
-async def current_snapshot(connection: AsyncConnection[Any]) -> PgSnapshot:
+async def current_pg_snapshot(connection: AsyncConnection[Any]) -> PgSnapshot:
     """Return a new snapshot, or that of the transaction that the connection is in."""
     cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
     row = await cursor.fetchone()
@@ -198,7 +201,7 @@ async def ensure_described(connection: AsyncConnection[Any], table: Table) -> No
     Other columns could already have values, which would not be read. `connection` is in the
     snapshot's transaction. Raises TableChangedError.
     """
-    described = TableFingerprint.parse(table.storage)
+    described = TableFingerprint.parse(table.fingerprint)
     if described is None:
         return
     known = {(c.number, c.type_oid, c.typmod, c.name) for c in described.columns}

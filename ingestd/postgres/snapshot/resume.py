@@ -95,13 +95,13 @@ def remainder_text(
     return str(SnapshotRemainder(point, table.identifying, nbytes, left))
 
 
-def _ranges(said: Recorded) -> tuple[Blocks, ...]:
+def _ranges(recorded: Recorded) -> tuple[Blocks, ...]:
     """Return ranges that ascend and do not overlap; only the last may be open, an only one empty.
 
     So there are not more of them than blocks, however often they are split.
     """
     found: list[Blocks] = []
-    every = said.items()
+    every = recorded.items()
     least: int | None = 0
     for blocks in every:
         first, end = blocks.items(2)

@@ -13,8 +13,9 @@ from ingestd.model.errors import TableError
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
-from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ReadPoint, ReadView
 from ingestd.postgres.snapshot.table_pages import TablePages
+from ingestd.process.tasks import cancel_all
 
 ITEMS_PER_WORKER = 1
 
@@ -70,8 +71,7 @@ class SplitReaders:
                     self._open.pop((item.table, item.where), None)
                 yield item
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await cancel_all(work)
 
     def ratio_read(self, table: TableId) -> float:
         """Return the fraction read, by the sizes of the completed splits."""
@@ -104,9 +104,7 @@ class SplitReaders:
         try:
             await asyncio.gather(*running)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await cancel_all(*running)
 
     async def _plan_all(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
         for table in self._tables:
@@ -146,7 +144,7 @@ class SplitReaders:
                 await items.put(TableRead(table))
 
     async def _read_split(self, split: Split, items: Items) -> None:
-        if self._newest is not None:  # older than the snapshot that it is about to take
+        if self._newest is not None:  # older than the Postgres snapshot that it will take
             self._open[split.table.id, split.where] = self._newest
         held: list[SnapshotPage] = []
         held_bytes = 0
@@ -170,14 +168,14 @@ class SplitReaders:
             await items.put(page)
         await reach_async("capture.split.after")
 
-    def _entered(self, split: Split, origin: RowOrigin) -> None:
-        if origin.pg_snapshot is None or self._newest is None:
+    def _entered(self, split: Split, read_point: ReadPoint) -> None:
+        if read_point.pg_snapshot is None or self._newest is None:
             return
-        self._newest = max(self._newest, origin.pg_snapshot, key=lambda snapshot: snapshot.age)
+        self._newest = max(self._newest, read_point.pg_snapshot, key=lambda snapshot: snapshot.age)
         key = split.table.id, split.where
         if key not in self._entered_once:  # a second transaction of the split is younger
             self._entered_once.add(key)
-            self._open[key] = origin.pg_snapshot
+            self._open[key] = read_point.pg_snapshot
 
     async def _fail(self, error: TableError, items: Items) -> None:
         if error.table not in self._abandoned:

@@ -33,8 +33,9 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.queries import columns_query, rows_query
-from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, ReadView, RowOrigin
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, ReadPoint, ReadView
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, CopyBlock, CopyOut
+from ingestd.process.tasks import cancel_all
 
 BLOCKS_PER_RUN = 64
 """Half a MB of a table: a few thousand rows. Their packed columns are one message, up to a hundred
@@ -57,11 +58,11 @@ class TablePages:
     """A split's rows as `r` rows, read in a view. Always close it; not reusable.
 
     Its connection lives from the first page to `close`. Raises TableError if the table, or what the
-    server sent of it, is the cause; TransientError, OperatorError. Memory: a few blocks of 4 MB.
-    `entered` is called with the origin of the rows before they are read. A row of more than
-    `row_limit_bytes` raises TableError; a block above `large_block_bytes` is not read ahead of.
-    `columns`: those to read, None for all. `conditions`: only rows for which they hold; they may
-    name any columns of the table.
+    server sent of it, is the cause; TransientError, OperatorError. Memory: a few received blocks
+    (`CopyBlock`) of 4 MB. `entered` is called with the read point of the rows before they are read.
+    A row of more than `row_limit_bytes` raises TableError; a received block above
+    `large_block_bytes` is not read ahead of. `columns`: those to read, None for all. `conditions`:
+    only rows for which they hold; they may name any columns of the table.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TablePages:
         row_limit_bytes: int,
         large_block_bytes: int = LARGE_BLOCK_BYTES,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
-        entered: Callable[[RowOrigin], None] = lambda _: None,
+        entered: Callable[[ReadPoint], None] = lambda _: None,
         columns: Sequence[str] | None = None,
         conditions: Sequence[sql.Composable] = (),
     ) -> None:
@@ -99,7 +100,8 @@ class TablePages:
     async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
         """Yield the rows.
 
-        While the caller has a block, or it is decoded, the next is read, except for large ones.
+        While the caller has a received block, or it is decoded, the next one is read, except for
+        large ones.
         """
         blocks = self._blocks
         try:
@@ -119,22 +121,22 @@ class TablePages:
             await self.close()
 
     async def _by_row(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
-        origin = await self._enter(blocks)
-        decoder = CopyDecoder(self._table, origin.position, origin.at, self._encoding)
+        read_point = await self._enter(blocks)
+        decoder = CopyDecoder(self._table, read_point.position, read_point.at, self._encoding)
         async for batch in self._read_pages(
             rows_query(self._table, blocks, self._conditions), decoder, by_row=True
         ):
-            yield SnapshotPage(batch, origin.position, origin.pg_snapshot)
+            yield SnapshotPage(batch, read_point.position, read_point.pg_snapshot)
 
     async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
         """Read in the best packing; where that is ambiguous, continue in the next one."""
         packings = packings_of(self._table)
         for packing in packings:
-            origin = await self._enter(blocks)
+            read_point = await self._enter(blocks)
             decoder = ColumnarDecoder(
                 self._table,
-                origin.position,
-                origin.at,
+                read_point.position,
+                read_point.at,
                 BLOCKS_PER_RUN,
                 packing,
                 encoding=self._encoding,
@@ -142,7 +144,7 @@ class TablePages:
             query = columns_query(self._table, blocks, BLOCKS_PER_RUN, packing, self._conditions)
             try:
                 async for batch in self._read_pages(query, decoder):
-                    yield SnapshotPage(batch, origin.position, origin.pg_snapshot)
+                    yield SnapshotPage(batch, read_point.position, read_point.pg_snapshot)
             except AmbiguousMarkError:
                 if packing is packings[-1]:
                     raise
@@ -164,13 +166,15 @@ class TablePages:
         """Yield the rows with these keys instead, at one position; at least one page."""
         table = self._table
         try:
-            origin = await self._enter(self._blocks)
-            decoder = CopyDecoder(table, origin.position, origin.at, self._encoding)
+            read_point = await self._enter(self._blocks)
+            decoder = CopyDecoder(table, read_point.position, read_point.at, self._encoding)
             nothing = pa.RecordBatch.from_pylist([], change_schema(table))
-            yield SnapshotPage(TableBatch(table, nothing, 0), origin.position, origin.pg_snapshot)
+            yield SnapshotPage(
+                TableBatch(table, nothing, 0), read_point.position, read_point.pg_snapshot
+            )
             query = rows_query(table, KeyList(table, keyed, tuple(keys)), self._conditions)
             async for batch in self._read_pages(query, decoder, by_row=True):
-                yield SnapshotPage(batch, origin.position, origin.pg_snapshot)
+                yield SnapshotPage(batch, read_point.position, read_point.pg_snapshot)
         except psycopg.Error as error:
             raise self._failed(error) from error
         except ProtocolError as error:
@@ -183,8 +187,7 @@ class TablePages:
         reading, self._reading = self._reading, None
         copy, self._copy = self._copy, None
         if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await cancel_all(reading)
         if copy is not None:
             await copy.close()
 
@@ -213,17 +216,17 @@ class TablePages:
             return ""
         return f"in blocks {blocks.start} to {'the last' if blocks.end is None else blocks.end - 1}"
 
-    async def _enter(self, blocks: BlockRange) -> RowOrigin:
+    async def _enter(self, blocks: BlockRange) -> ReadPoint:
         connection = await connect(self._dsn, autocommit=False, lock_timeout_s=self._lock_timeout_s)
         try:
-            origin = await self._view.enter(connection, self._described, blocks)
+            read_point = await self._view.enter(connection, self._described, blocks)
             self._copy = CopyOut(connection, limit_bytes=self._row_limit_bytes)
         except BaseException:
             await connection.close()
             raise
         self._encoding = self._copy.encoding
-        self._entered(origin)
-        return origin
+        self._entered(read_point)
+        return read_point
 
     async def _read_pages(
         self, query: sql.Composed, decoder: _Decoder, *, by_row: bool = False

@@ -23,7 +23,8 @@ from ingestd.model.errors import TableError
 from ingestd.postgres.connection.errors import lost
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_are, sent_encoding
-from ingestd.postgres.transport.copy_reader import Channels, CopyReader, fault_of
+from ingestd.postgres.transport.channels.choice import Channels
+from ingestd.postgres.transport.copy_reader import CopyReader, fault_of
 
 CANCEL_LIMIT_S = 2.0
 LARGE_BLOCK_BYTES = 64 << 20

@@ -38,11 +38,7 @@ from ingestd.decode.wire.backend_messages import (
     length_of,
 )
 from ingestd.decode.wire.shortener import DroppedMessage, Shortener
-from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import Channel, is_last
-from ingestd.postgres.transport.channels.libpq import LibpqChannel, is_encrypted_by_kerberos
-from ingestd.postgres.transport.channels.plain import PlainChannel
-from ingestd.postgres.transport.channels.tls import tls_channel
 
 GLANCE_S = 0.005
 """The read interval of the event loop: a unix socket is full with 277 messages."""
@@ -231,23 +227,6 @@ def fault_of(last: tuple[int, bytes]) -> psycopg.Error:
     except KeyError:
         error = psycopg.DatabaseError
     return error(text.decode("utf-8", "replace"), info=info)
-
-
-class Channels:
-    """Opens the channels of a connection, one after another, each while libpq is idle."""
-
-    def __init__(self, connection: LivenessCheckedConnection) -> None:
-        self._connection = connection
-        self._by_kerberos: bool | None = None
-
-    async def open(self) -> Channel:
-        """Return the next channel. Raises psycopg.Error."""
-        connection = self._connection
-        if connection.pgconn.ssl_in_use:
-            return tls_channel(connection) or LibpqChannel(connection)
-        if self._by_kerberos is None:
-            self._by_kerberos = await is_encrypted_by_kerberos(connection)
-        return LibpqChannel(connection) if self._by_kerberos else PlainChannel(connection)
 
 
 async def _readable(socket: int) -> None:

@@ -30,15 +30,15 @@ class BlockDecoder:
     """
 
     def __init__(
-        self, decoder: PgoutputDecoder, order: StreamedTransactions, collected: ReceivedBytes
+        self, decoder: PgoutputDecoder, reordering: StreamedTransactions, collected: ReceivedBytes
     ) -> None:
         self._decoder = decoder
-        self._change_sets = self._decode(order, collected)
+        self._change_sets = self._decode(reordering, collected)
         self.reply_requested = False
         self.ended: psycopg.Error | None = None
         self.is_done = False
 
-    def some(self) -> list[ChangeSet]:
+    def decode_some(self) -> list[ChangeSet]:
         """Return the next change sets, up to about `GIVEN_BYTES`. Raises ProtocolError."""
         found, nbytes = [], 0
         for change_set in self._change_sets:
@@ -49,12 +49,14 @@ class BlockDecoder:
         self.is_done = True
         return found
 
-    def _decode(self, order: StreamedTransactions, collected: ReceivedBytes) -> Iterator[ChangeSet]:
+    def _decode(
+        self, reordering: StreamedTransactions, collected: ReceivedBytes
+    ) -> Iterator[ChangeSet]:
         block = collected.block()
         self.ended = block.ended
         frames = split_frames(block.buffer, block.starts, block.ends)
         self.reply_requested = frames.reply_requested
-        for buffer, starts, ends in order.feed(block.buffer, frames.starts, frames.ends):
+        for buffer, starts, ends in reordering.feed(block.buffer, frames.starts, frames.ends):
             yield from timed_feed(self._decoder, buffer, starts, ends)
         if frames.keepalive is not None:
             idle = self._decoder.idle(Lsn(frames.keepalive))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,12 +37,13 @@ from ingestd.ports import (
 from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.errors import FREE_A_SENDER
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.connection.wal_position import is_standby
+from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.earlier_transactions import next_xid
-from ingestd.postgres.snapshot.incremental import IncrementalSnapshot, can_be_incremental, sizes
-from ingestd.postgres.snapshot.read_view import current_snapshot
+from ingestd.postgres.snapshot.incremental import IncrementalSnapshot
+from ingestd.postgres.snapshot.incremental_choice import choose_incremental
+from ingestd.postgres.snapshot.read_view import current_pg_snapshot
 from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.continuity import continuity_of, server_end
 from ingestd.postgres.wal.discovery import SourceTables
@@ -52,6 +53,7 @@ from ingestd.postgres.wal.publication import prepare_publication
 from ingestd.postgres.wal.publication_sql import is_locked
 from ingestd.postgres.wal.relation_cache import Relations
 from ingestd.postgres.wal.server import WalServer, inspect_server, position_of, server_notices
+from ingestd.postgres.wal.slot_snapshot import SlotSnapshot
 from ingestd.postgres.wal.slots.create import (
     ExportedPoint,
     free_walsender,
@@ -66,13 +68,10 @@ from ingestd.postgres.wal.slots.slot import (
     skipped,
     vanished_slot,
 )
-from ingestd.postgres.wal.snapshot import TableSnapshot
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 DDL_PATIENCE_S = 0.2
 """The delay before the catalog is checked again for DDL that the last check did not see."""
-SIZE_PATIENCE_S = 1.0
-"""How long reading a table's size may wait for a lock on the table."""
 
 
 class WalCapture:
@@ -100,7 +99,7 @@ class WalCapture:
         self._monitor_lock = asyncio.Lock()
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
-        self._snapshots: list[TableSnapshot | IncrementalSnapshot] = []
+        self._snapshots: list[SlotSnapshot | IncrementalSnapshot] = []
         self._decode_gap = decode_gap or SlotDecodeGap()
         self._tables = SourceTables(settings, evidence, unsendable=self._decode_gap.unsendable)
         self._relations = Relations(
@@ -127,7 +126,7 @@ class WalCapture:
         self._unread_above: Lsn | None = None
         # The highest valid position of the slot before the stream: above it, changes are missing.
         self._slot_limit: Lsn | None = None
-        # Above the ids of all transactions that ran when `live` began.
+        # Above the ids of all transactions that ran when `changes` began.
         self._live_since_xid = 0
         # The tables (OIDs) of which the slot sends every change: creating it waited for writers.
         self._sent_completely: frozenset[int] = frozenset()
@@ -154,6 +153,11 @@ class WalCapture:
             self._decode_gap.sent_completely -= interrupted
             notices = server_notices(server, self._dsn)
             return replace(found, notices=(*found.notices, *notices))
+
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Return nothing: no table is refused for some time."""
+        del tables
+        return ()
 
     async def tables_changed(self) -> None:
         """Return once the catalog differs from the last discovery: check regularly or on notice."""
@@ -190,6 +194,11 @@ class WalCapture:
         with self._control.errors("server_end"):
             server = await self._checked_server(control)
             return await server_end(control, server, self._settings, committed)
+
+    async def end_position(self) -> Lsn:
+        """Return where the newest record of the server's WAL ends."""
+        with self._control.errors("end_position"):
+            return await insert_position(await self._monitoring())
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare slot and server with what the lake holds."""
@@ -228,8 +237,10 @@ class WalCapture:
                 control, self._settings, tables, is_live=self._is_live, where=self._where
             )
             busy = frozenset(unpublished)
-            self._tables.suspect(t for t, error in unpublished.items() if not is_locked(error))
-            is_news, storages = await self._tables.take_publication()
+            self._tables.refusals.suspect(
+                t for t, error in unpublished.items() if not is_locked(error)
+            )
+            is_news, fingerprints = await self._tables.take_publication()
             if is_news:
                 self._relations.noticed.set()
             is_moved = False
@@ -265,25 +276,15 @@ class WalCapture:
                     # Creating the slot waited for writers that began before the publication.
                     self._sent_completely = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
-        return Prepared(busy, storages, is_moved=is_moved)
+        return Prepared(busy, fingerprints, is_moved=is_moved)
 
     async def choose_incremental(
         self, tables: Sequence[Table], *, initial: bool
     ) -> frozenset[TableId]:
-        """Return the tables to read incrementally: on the first load only the large ones.
-
-        None on a standby, whose snapshots hide running transactions.
-        """
-        able = [t for t in tables if can_be_incremental(t)]
-        least = self._settings.snapshot_chunked_above if initial else 0
+        """Return the tables to read incrementally: on the first load only the large ones."""
+        least_bytes = self._settings.snapshot_chunked_above if initial else 0
         with self._control.errors("sizes"):
-            async with await connect(
-                self._dsn, lock_timeout_s=SIZE_PATIENCE_S, reads_names=True
-            ) as connection:
-                if await is_standby(connection):
-                    return frozenset()
-                found = await sizes(connection, able)
-        return frozenset(name for name, nbytes in found.items() if nbytes >= least)
+            return await choose_incremental(self._dsn, tables, least_bytes)
 
     async def snapshot(
         self,
@@ -296,7 +297,7 @@ class WalCapture:
     ) -> Snapshot:
         """Return an incremental snapshot, or one at the point of the new or of a temporary slot."""
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
-        snapshot: TableSnapshot | IncrementalSnapshot
+        snapshot: SlotSnapshot | IncrementalSnapshot
         if incremental:
             with self._control.errors("snapshot"):
                 snapshot = await IncrementalSnapshot.start(
@@ -314,7 +315,7 @@ class WalCapture:
         self._snapshots.append(snapshot)
         return snapshot
 
-    async def _at_one_point(self, tables: Sequence[Table]) -> TableSnapshot:
+    async def _at_one_point(self, tables: Sequence[Table]) -> SlotSnapshot:
         exported, self._exported = self._exported, None
         if exported is None:
             try:
@@ -329,9 +330,9 @@ class WalCapture:
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
         self._stream.confirmation.record_received(exported.point)
         limit_bytes = row_limit_bytes(self._memory_bytes)
-        return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
+        return SlotSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    async def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Yield the changes from `after`, or from the slot's confirmed position if it is later."""
         self._is_live = True
         control = await self._control.connection()
@@ -350,20 +351,20 @@ class WalCapture:
         changes = self._stream.changes(start, server)
         async with contextlib.aclosing(changes):
             async for change_set in changes:
-                judged, is_news = self._tables.delivered(change_set)
+                judged, is_news = self._tables.note_delivered(change_set)  # enum labels, doubts
                 if self._tables.texts.record_changes(change_set.batches) or is_news:
                     self._relations.noticed.set()
                 yield judged
 
-    async def current_snapshot(self) -> PgSnapshot:
+    async def current_pg_snapshot(self) -> PgSnapshot:
         """Query on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
-            return await current_snapshot(control)
+            return await current_pg_snapshot(control)
 
-    def checkpoint_requested(self) -> bool:
+    def commit_requested(self) -> bool:
         """Return whether the server asked for a reply with everything sent, or a backlog was."""
-        return self._stream.confirmation.checkpoint_requested
+        return self._stream.confirmation.commit_requested
 
     async def confirm(self, position: Lsn) -> None:
         """See `SlotConfirmation.confirm`."""

@@ -31,7 +31,7 @@ from ingestd.failpoints import reach_async
 from ingestd.model.changes import ChangeSet, idle_change_set
 from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.memory_shares import DECODED, OPEN_TRANSACTIONS, RECEIVED, bytes_of
+from ingestd.model.memory_shares import HELD_MESSAGES, OPEN_TRANSACTIONS, RECEIVED, bytes_of
 from ingestd.model.row_checks import row_limit_bytes
 from ingestd.postgres.connection.errors import (
     FULL,
@@ -99,7 +99,7 @@ class ChangeStream:
         self._memory_bytes = memory_bytes
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._drain_policy = drain_policy
-        self._spool = spool
+        self._spool_policy = spool
         self._decode_gap = decode_gap
         self._position = ZERO
         self._lineage = ""
@@ -153,7 +153,7 @@ class ChangeStream:
         transaction again.
         """
         self._decision.begin_stream(start)
-        streams_in_progress = self._spool.takes_open_transactions
+        streams_in_progress = self._spool_policy.takes_open_transactions
 
         async def opened(slot_at: Lsn) -> ReplicationStream:
             return await self._open_stream(
@@ -161,14 +161,15 @@ class ChangeStream:
             )
 
         async with self.confirmation.streaming(opened) as stream:
-            self._spool.connected()
+            self._spool_policy.connected()
             self._encoding = stream.encoding
             decoder, spool = self._new_decoder(), self._new_spool()
-            order = StreamedTransactions(spool)
+            # without open transactions it passes messages on as they are
+            reordering = StreamedTransactions(spool)
             try:
                 yield self._deliver(decoder.idle(start) or idle_change_set(start))
                 async with contextlib.aclosing(
-                    self._decoded(stream, decoder, order, start)
+                    self._decoded(stream, decoder, reordering, start)
                 ) as change_sets:
                     async for change_set in change_sets:
                         yield change_set
@@ -187,16 +188,16 @@ class ChangeStream:
         self,
         stream: ReplicationStream,
         decoder: PgoutputDecoder,
-        order: StreamedTransactions,
+        reordering: StreamedTransactions,
         start: Lsn,
     ) -> AsyncGenerator[ChangeSet, None]:
         while True:
             await reach_async("capture.receive.before")
             collected = await stream.receive()
             await reach_async("capture.receive.after")
-            decoding = BlockDecoder(decoder, order, collected)
+            decoding = BlockDecoder(decoder, reordering, collected)
             while not decoding.is_done:
-                found = await asyncio.to_thread(decoding.some)
+                found = await asyncio.to_thread(decoding.decode_some)
                 if decoding.reply_requested:  # the reply may wait until an epoch is durable
                     self.confirmation.request_reply(decoder.position)
                 await self._server_at.ensure_reached(decoder.position, self._lineage)
@@ -208,7 +209,9 @@ class ChangeStream:
             if decoding.ended is not None:
                 raise stream.fault(decoding.ended) from decoding.ended
             # The server would send what is kept of open transactions once more.
-            is_between = decoder.position > start and not (decoder.is_open or order.has_open)
+            is_between = decoder.position > start and not (
+                decoder.is_in_transaction or reordering.has_open
+            )
             if is_between and self._decision.ends_stream_at(decoder.position):
                 self._position = decoder.position
                 return
@@ -233,7 +236,7 @@ class ChangeStream:
         if streams_in_progress:
             # Servers up to 18 fail at some transactions with DDL and savepoints whenever they send
             # them while open, and not after (could not map filenode ... to relation OID).
-            self._spool.is_refused = True
+            self._spool_policy.is_refused = True
             return TransientError(
                 error.what,
                 reason="open_transactions",
@@ -412,7 +415,7 @@ class ChangeStream:
         )
 
     def _new_decoder(self) -> PgoutputDecoder:
-        hold_bytes = min(8 << 20, bytes_of(DECODED, self._memory_bytes))
+        hold_bytes = min(8 << 20, bytes_of(HELD_MESSAGES, self._memory_bytes))
         self._decoder = PgoutputDecoder(
             self._relations.resolve,
             report_partition=self._relations.report_partition,
@@ -425,7 +428,7 @@ class ChangeStream:
 
     def _new_spool(self) -> FileSpool:
         return FileSpool(
-            self._spool,
+            self._spool_policy,
             memory_bytes=bytes_of(OPEN_TRANSACTIONS, self._memory_bytes),
             where=f"source {self._source}",
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -15,19 +14,19 @@ from ingestd.decode.type_mapping import BUILT_IN, Types
 from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import Notice, RegisteredTable
-from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.lsn import Lsn
 from ingestd.model.row_checks import WITHOUT_ITS_VALUE
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
-from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import Catalog, read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.captured.dropped_tables import DroppedTables, find_dropped
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
-from ingestd.postgres.catalog.publication import Publication, Published
+from ingestd.postgres.catalog.publication import Published
 from ingestd.postgres.catalog.replica_identity import incomplete
 from ingestd.postgres.catalog.table_faults import own_lock
 from ingestd.postgres.catalog.tables import TableRow, refusal, table_of
-from ingestd.postgres.connection.quoting import printed
-from ingestd.postgres.connection.session import connect
+from ingestd.postgres.rewrites.awaited_partitions import AwaitedPartitions
 from ingestd.postgres.rewrites.ddl_log import DdlEvent
 from ingestd.postgres.rewrites.ddl_script import DdlLogFault, ddl_log_fault
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
@@ -42,28 +41,12 @@ from ingestd.postgres.rewrites.tracker import (
 )
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.enum_labels import EnumColumns, enum_columns, unknown_labels
-from ingestd.postgres.wal.publication_sql import add_statement, column_lists, kept_out
+from ingestd.postgres.wal.publication import PublicationRefusals, unpublishable
 from ingestd.postgres.wal.server import WalServer
 
-TRY_AGAIN_S = 60.0
-"""How often to retry a table that the server refused to publish; stopped sources wait as long."""
 Known = Mapping[TableId, RegisteredTable]
 ReadCatalog = Callable[[WalSettings, Mapping[TableId, Published]], Awaitable[Catalog]]
 """Reads the catalog, given what was published at the last reading."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Awaited:
-    """Partitions to be judged only once the stream has passed `lsn`.
-
-    `files`: the files that they had before those were replaced. `ended`: its value when they were
-    found to be empty (`TableFingerprint`). `new`: the partitions that were added.
-    """
-
-    lsn: Lsn
-    files: Mapping[int, int]
-    ended: int
-    new: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +115,8 @@ class SourceTables:
         self._ddl_fault: DdlLogFault | None = None
         self._is_reported = True
         self._enums: dict[int, EnumColumns] = {}
-        self._awaited: dict[int, _Awaited] = {}
-        self._reached = ZERO
-        self._suspected: set[TableId] = set()
-        self._kept_out: dict[TableId, TableError] = {}
-        self._tried_at_s = 0.0
-
-    def suspect(self, tables: Iterable[TableId]) -> None:
-        """Record that the server refused to publish these: the next discovery finds the reason."""
-        self._suspected.update(tables)
+        self._awaited = AwaitedPartitions(self.evidence)
+        self.refusals = PublicationRefusals(settings)
 
     async def discover(
         self, connection: AsyncConnection[Any], server: WalServer, known: Known
@@ -159,7 +135,7 @@ class SourceTables:
         # Copied now: what arrives while tables are compared is for the next discovery.
         pending = self.evidence.visible_to(catalog.pg_snapshot)
         by_ddl = self.evidence.ddl.visible_to(catalog.pg_snapshot)
-        await self._try_to_publish(catalog)
+        await self.refusals.try_again(catalog.rows, partial(self._of_catalog, catalog))
         refused = missing_tables(self._settings, catalog.present, catalog.not_tables)
         found = _Found(refused)
         async with self._tracker.comparing() as comparison:
@@ -174,7 +150,7 @@ class SourceTables:
         fingerprints = found.fingerprints
         # Not earlier: a failed comparison would otherwise lose the difference.
         self._tracker.record(fingerprints)
-        self._awaited = {oid: a for oid, a in self._awaited.items() if oid in fingerprints}
+        self._awaited.keep_only(fingerprints.keys())
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
         self.evidence.clear(pending, catalog.pg_snapshot, fingerprints, voided)
         self._enums = _enums_of(catalog, fingerprints, types)
@@ -211,9 +187,9 @@ class SourceTables:
 
         Also true if it lacks something that the stream reported.
         """
-        if not self._is_reported or any(a.lsn <= self._reached for a in self._awaited.values()):
+        if not self._is_reported or self._awaited.are_due:
             return True
-        if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
+        if self.refusals.are_due:
             return True
         catalog = await self._read_catalog(self._settings, self._catalog.published)
         pending = self.evidence.visible_to(catalog.pg_snapshot)
@@ -270,14 +246,14 @@ class SourceTables:
         """
         catalog = await self._read_catalog(self._settings, self._catalog.published)
         ours = dict(self._catalog.published)
-        storages: dict[TableId, str] = {}
+        fingerprints: dict[TableId, str] = {}
         rows = {row.id: row for row in catalog.rows}
         for table in self._accepted & catalog.published.keys():
             then, now = ours.get(table), catalog.published[table]
             if then is None:
                 ours[table] = now
                 self._is_reported = False
-                storages |= self._published(rows.get(table), catalog)
+                fingerprints |= self._published(rows.get(table), catalog)
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
                 self._is_reported = False
@@ -289,17 +265,17 @@ class SourceTables:
             self._publication_as_altered = publication.altered
         self._catalog = replace(self._catalog, published=ours)
         self._definitions.take_publication(catalog)
-        return not self._is_reported, storages
+        return not self._is_reported, fingerprints
 
     def _published(self, row: TableRow | None, catalog: Catalog) -> dict[TableId, str]:
-        """Return the storage of a table that is now published; nothing if it was replaced."""
+        """Return the fingerprint of a table that is now published; nothing if it was replaced."""
         last = None if row is None else self._tracker.last(row.oid, None)
         if row is None or last is None:
             return {}
-        read = catalog.storage(row)
+        read = catalog.fingerprint(row)
         now = replace(last, membership=read.membership, publication=read.publication)
         self._tracker.record({row.oid: now})
-        return {row.id: str(self._settled(row.oid, now))}
+        return {row.id: str(self._awaited.settled(row.oid, now))}
 
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId
@@ -312,12 +288,12 @@ class SourceTables:
         self.evidence.record_columns(relation, self._tracker.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
-    def delivered(self, change_set: ChangeSet) -> tuple[ChangeSet, bool]:
+    def note_delivered(self, change_set: ChangeSet) -> tuple[ChangeSet, bool]:
         """Record what the stream delivered.
 
         Return it with the doubts about its tables, and whether the catalog must be read again.
         """
-        self._reached = max(self._reached, change_set.position)
+        self._awaited.reach(change_set.position)
         found = unknown_labels(change_set, self._enums)
         has_news = [
             self.evidence.record_labels(oid, new, change_set.position) for oid, new in found.items()
@@ -346,13 +322,14 @@ class SourceTables:
             result.refused.append(described)
             return
         known, pending, comparison = read.known.get(row.id), read.pending, read.comparison
-        then, now = read.last[row.oid], catalog.storage(row)
+        then, now = read.last[row.oid], catalog.fingerprint(row)
         if gap := self._gap(described, catalog, then, now, known):
             result.interrupted[row.id] = gap
         now = _first(now, known) if then is None else now.after(then)
         now = pending.without_changed(row.oid, await comparison.with_empty(now, then))
         makers = await read_makers(connection, now.partitions_since(then, row.oid))
-        quiet = self._quiet(row.oid, then, now, catalog, makers)
+        lsn, pg_snapshot = catalog.lsn, catalog.pg_snapshot
+        quiet = self._awaited.expect(row.oid, then, now, makers, lsn=lsn, pg_snapshot=pg_snapshot)
         reason = read.by_ddl.get(row.oid) if row.id in read.known else None
         reason = reason or _rekeyed(described, then, known)
         then = then and replace(then, files={**then.files, **quiet})
@@ -364,71 +341,23 @@ class SourceTables:
             result.rewritten[row.id] = reason
             self._rewritten.add(row.oid)
         now = result.fingerprints[row.oid] = pending.with_streamed_names(row.oid, now)
-        storage = self._storage_to_record(row, now, known)
-        result.accepted.append(replace(described, storage=storage))
+        fingerprint = self._fingerprint_to_record(row, now, known)
+        result.accepted.append(replace(described, fingerprint=fingerprint))
 
     def _last(self, row: TableRow, known: RegisteredTable | None) -> TableFingerprint | None:
-        """Return its storage at the last discovery, of this run or of an earlier one."""
+        """Return its fingerprint at the last discovery, of this run or of an earlier one."""
         last = self._tracker.last(row.oid, known)
         if last is not None and known is not None and not self._tracker.has_seen(row.oid):
             names = [c.source_name for c in known.lake_columns.values()]
             self.evidence.record_lake_names(row.oid, names, last)
         return last
 
-    def _quiet(
-        self,
-        oid: int,
-        then: TableFingerprint | None,
-        now: TableFingerprint,
-        catalog: Catalog,
-        makers: Mapping[int, int],
-    ) -> dict[int, int]:
-        """Return the files of partitions that stayed empty but have another file.
-
-        VACUUM FULL leaves that, and so does a TRUNCATE of rows inserted since. The stream shows
-        which, as it sends those rows. Until it has reached the point at which the catalog was
-        read, `_tables` keeps the old file, and no file of a new partition. `makers`: the
-        transactions that created new partitions.
-        """
-        self.evidence.expect_made(oid, makers)
-        both = then.empty & now.empty if then is not None else frozenset()
-        quiet = {
-            leaf: now.files[leaf]
-            for leaf in both
-            if then is not None and then.files.get(leaf) != now.files[leaf]
-        }
-        for leaf in quiet:
-            self.evidence.expect_quiet(leaf, oid, catalog.pg_snapshot)
-        awaited = self._awaited.get(oid)
-        if (quiet or makers) and then is not None:
-            files = {leaf: then.files[leaf] for leaf in quiet if leaf in then.files}
-            ended, new = now.ended, frozenset(makers)
-            if awaited is not None:
-                files, ended = {**files, **awaited.files}, awaited.ended
-                new |= awaited.new
-            self._awaited[oid] = _Awaited(catalog.lsn, files, ended, new)
-        elif awaited is not None and awaited.lsn <= self._reached:
-            del self._awaited[oid]
-        return quiet
-
-    def _storage_to_record(
+    def _fingerprint_to_record(
         self, row: TableRow, now: TableFingerprint, known: RegisteredTable | None
     ) -> str:
         # Otherwise the next run would again find files that differ from the recorded ones.
         with_files = row.oid in self._rewritten
-        return to_record(self._settled(row.oid, now), row.oid, known, files=with_files)
-
-    def _settled(self, oid: int, now: TableFingerprint) -> TableFingerprint:
-        """Return the storage for `_tables`: with the former files of awaited partitions."""
-        awaited = self._awaited.get(oid)
-        if awaited is None:
-            return now
-        files = {
-            leaf: awaited.files.get(leaf, file)
-            for leaf, file in now.files.items()
-            if leaf not in awaited.new
-        }
-        return replace(now, files=files, ended=awaited.ended)
+        return to_record(self._awaited.settled(row.oid, now), row.oid, known, files=with_files)
 
     def _rows_to_describe(self, catalog: Catalog) -> Iterator[TableRow]:
         """Yield the tables, except those without columns that only a pattern matches."""
@@ -436,13 +365,16 @@ class SourceTables:
             if not is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
                 yield row
 
+    def _of_catalog(self, catalog: Catalog, row: TableRow) -> Table:
+        return self._definitions.table(row, catalog.columns.get(row.oid, ()))
+
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
         """Return the table, or the reason why it can't be captured."""
         settings = self._settings
         published = catalog.published.get(row.id)
         try:
             # From this catalog: a RELATION message may have been described by a later one.
-            table = self._definitions.table(row, catalog.columns.get(row.oid, ()))
+            table = self._of_catalog(catalog, row)
         except TableError as error:
             return Refused(Table(row.id, row.oid, ()), error)
         no = refusal(row, table, role)
@@ -455,36 +387,14 @@ class SourceTables:
         if fault is not None:
             return Refused(table, fault)
         if published is None:
-            unpublishable = _unpublishable(settings, row, catalog.publication)
-            if unpublishable is not None:
-                return Refused(table, unpublishable)
-        kept_out = self._kept_out.get(row.id)
+            fault = unpublishable(settings, row, catalog.publication)
+            if fault is not None:
+                return Refused(table, fault)
+        kept_out = self.refusals.reasons.get(row.id)
         unsendable = self._unsendable.get(row.oid) or self._unsendable.get(row.id)
         if unsendable is not None:
             kept_out = TableError(row.id, unsendable, remedy=WITHOUT_ITS_VALUE)
         return table if kept_out is None else Refused(table, kept_out)
-
-    async def _try_to_publish(self, catalog: Catalog) -> None:
-        """Find which of the tables refused earlier the server still refuses to publish."""
-        tables = [row for row in catalog.rows if row.id in self._suspected]
-        self._suspected.clear()
-        self._kept_out.clear()
-        if not tables:
-            return
-        described = []
-        for row in tables:
-            with contextlib.suppress(TableError):  # it is refused for that reason
-                described.append(self._definitions.table(row, catalog.columns.get(row.oid, ())))
-        dsn = self._settings.dsn.get_secret_value()
-        async with await connect(dsn, reads_names=True) as connection:
-            self._kept_out = await kept_out(
-                connection,
-                self._settings.publication,
-                [t.id for t in described],
-                column_lists(described, self._settings, connection.info.server_version),
-            )
-        self._suspected.update(self._kept_out)
-        self._tried_at_s = time.monotonic()
 
     def _gap(
         self,
@@ -544,38 +454,9 @@ def _rekeyed(
 
 
 def _first(now: TableFingerprint, known: RegisteredTable | None) -> TableFingerprint:
-    """Return the storage of a table found for the first time; `known`: its predecessor by name.
+    """Return the fingerprint of a table found for the first time; `known`: its predecessor by name.
 
     The predecessor's columns are in the lake, and no discovery of this table has seen them.
     """
     names = () if known is None else known.lake_columns.values()
     return now.after(replace(now, former=frozenset(digest(c.source_name) for c in names)))
-
-
-def _unpublishable(
-    settings: WalSettings, row: TableRow, publication: Publication | None
-) -> TableError | None:
-    """Return why a table that the publication lacks can't be added to it, None if it can."""
-    statement = printed(add_statement(settings.publication, [row.id]))
-    absent = f"not in publication {settings.publication!r}"
-    if not settings.manage:
-        if publication is None:  # reported once for all tables: `check_publication`
-            return None
-        return TableError(row.id, f"{absent}, and manage = false", remedy=f"{statement};")
-    if publication is not None and publication.on_standby:
-        return TableError(
-            row.id,
-            f"{absent}, and a standby can't add it",
-            remedy=f"{statement};  -- on the primary",
-        )
-    if publication is None or publication.owned:
-        if row.owned:
-            return None
-        whose = "the table"
-    else:
-        whose = "the publication"
-    return TableError(
-        row.id,
-        f"{absent}, and only the owner of {whose} can add it",
-        remedy=f"{statement};  -- as the owner of both",
-    )

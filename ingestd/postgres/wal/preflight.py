@@ -17,7 +17,8 @@ from ingestd.model.check import CheckLine, Level
 from ingestd.model.errors import IngestdError, TableError
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import ServerDemand
-from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
+from ingestd.postgres.captured.catalog import read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.publication import find_publication, published
 from ingestd.postgres.catalog.replica_identity import (

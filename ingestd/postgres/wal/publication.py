@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
 
-from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.errors import OperatorError, TableError, TransientError
 from ingestd.model.schema import Table, TableId
-from ingestd.postgres.catalog.publication import find_publication
+from ingestd.postgres.catalog.publication import Publication, find_publication
+from ingestd.postgres.catalog.tables import TableRow
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.publication_sql import (
     ColumnLists,
+    add_statement,
     check_publication,
     column_lists,
     create_statement,
     keep_each,
     keep_publication,
+    kept_out,
     owners_statement,
     partitioned_of,
     refused_by_trigger,
 )
 
+TRY_AGAIN_S = 60.0
+"""How often to retry a table that the server refused to publish; stopped sources wait as long."""
 LOCK_TIMEOUT_S = 1.0
 """How long a change of all tables waits for one table's lock, before they are changed one by one.
 
@@ -106,3 +113,75 @@ async def _keep(
             raise
         return await keep_each(connection, name, names, lists)
     return {}
+
+
+def unpublishable(
+    settings: WalSettings, row: TableRow, publication: Publication | None
+) -> TableError | None:
+    """Return why a table that the publication lacks can't be added to it, None if it can."""
+    statement = printed(add_statement(settings.publication, [row.id]))
+    absent = f"not in publication {settings.publication!r}"
+    if not settings.manage:
+        if publication is None:  # reported once for all tables: `check_publication`
+            return None
+        return TableError(row.id, f"{absent}, and manage = false", remedy=f"{statement};")
+    if publication is not None and publication.on_standby:
+        return TableError(
+            row.id,
+            f"{absent}, and a standby can't add it",
+            remedy=f"{statement};  -- on the primary",
+        )
+    if publication is None or publication.owned:
+        if row.owned:
+            return None
+        whose = "the table"
+    else:
+        whose = "the publication"
+    return TableError(
+        row.id,
+        f"{absent}, and only the owner of {whose} can add it",
+        remedy=f"{statement};  -- as the owner of both",
+    )
+
+
+class PublicationRefusals:
+    """The tables that the server refused to publish; `reasons`: why it still does."""
+
+    def __init__(self, settings: WalSettings) -> None:
+        self._settings = settings
+        self._suspected: set[TableId] = set()
+        self._tried_at_s = 0.0
+        self.reasons: dict[TableId, TableError] = {}
+
+    def suspect(self, tables: Iterable[TableId]) -> None:
+        """Record that the server refused to publish these: the next discovery finds the reason."""
+        self._suspected.update(tables)
+
+    @property
+    def are_due(self) -> bool:
+        """Return whether to try again to publish tables that the server still refuses."""
+        return bool(self.reasons) and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S
+
+    async def try_again(
+        self, rows: Iterable[TableRow], describe: Callable[[TableRow], Table]
+    ) -> None:
+        """Find which of the tables refused earlier the server still refuses to publish."""
+        tables = [row for row in rows if row.id in self._suspected]
+        self._suspected.clear()
+        self.reasons.clear()
+        if not tables:
+            return
+        described = []
+        for row in tables:
+            with contextlib.suppress(TableError):  # it is refused for that reason
+                described.append(describe(row))
+        dsn = self._settings.dsn.get_secret_value()
+        async with await connect(dsn, reads_names=True) as connection:
+            self.reasons = await kept_out(
+                connection,
+                self._settings.publication,
+                [t.id for t in described],
+                column_lists(described, self._settings, connection.info.server_version),
+            )
+        self._suspected.update(self.reasons)
+        self._tried_at_s = time.monotonic()

@@ -39,7 +39,8 @@ from ingestd.postgres.connection.session import (
     read_bytes_as_they_are,
     sent_encoding,
 )
-from ingestd.postgres.transport.copy_reader import Channels, CopyReader, ReceivedBytes
+from ingestd.postgres.transport.channels.choice import Channels
+from ingestd.postgres.transport.copy_reader import CopyReader, ReceivedBytes
 from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import vanished_slot
@@ -224,8 +225,8 @@ class ReplicationStream:
         except psycopg.Error as error:
             raise classify(error, self._where) from error
         except (EOFError, OSError) as error:
-            said = self._connection.why_lost or lost(error)
-            raise TransientError(f"{self._where}: {said}", reason="connection_lost") from error
+            why = self._connection.why_lost or lost(error)
+            raise TransientError(f"{self._where}: {why}", reason="connection_lost") from error
 
 
 async def open_stream(

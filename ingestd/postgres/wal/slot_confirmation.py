@@ -39,7 +39,7 @@ class Reporter(Enum):
 class SlotConfirmation:
     """Reports what the pipeline made durable (I1). `close` it always.
 
-    `checkpoint_requested`: an epoch should be committed now, because the server waits for a reply
+    `commit_requested`: an epoch should be committed now, because the server waits for a reply
     or keeps the WAL of a backlog that has been delivered.
     """
 
@@ -50,7 +50,7 @@ class SlotConfirmation:
         self._stream: ReplicationStream | None = None
         self._slot_at = self._received = self._wanted = ZERO
         self.confirmed = ZERO
-        self.checkpoint_requested = False
+        self.commit_requested = False
 
     @property
     def stream(self) -> ReplicationStream | None:
@@ -87,7 +87,7 @@ class SlotConfirmation:
         The reply is the status update of `confirm`, so it may wait for an epoch. Meanwhile the
         stream's regular updates keep the server from closing the connection.
         """
-        self.checkpoint_requested |= position > self.confirmed
+        self.commit_requested |= position > self.confirmed
 
     async def confirm(self, position: Lsn) -> None:
         """Record a durable position, and report it to the server, or leave that to what follows.
@@ -100,7 +100,7 @@ class SlotConfirmation:
         if position <= self.confirmed:
             return
         self.confirmed = position
-        self.checkpoint_requested = position < self._wanted
+        self.commit_requested = position < self._wanted
         await reach_async("capture.confirm.before")
         async with self._lock:  # not while a stream takes the slot over
             if self._stream is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class FakeCapture:
         rewritten = {
             table.id: "rewritten"
             for table in base.tables
-            if table.id in known and table.storage != known[table.id].storage
+            if table.id in known and table.fingerprint != known[table.id].fingerprint
         }
         return Discovery(
             tuple(base.tables),
@@ -92,10 +92,19 @@ class FakeCapture:
         while self._seen() == self._discovered:
             await self.database.growth.wait()
 
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """Return nothing: no table is refused for some time."""
+        del tables
+        return ()
+
     async def server_end(self, committed: LakeState) -> ServerEnd:
         """Return the end of the log."""
         del committed
         return ServerEnd(self.database.current)
+
+    async def end_position(self) -> Lsn:
+        """Return the end of the log."""
+        return self.database.current
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the slot with the lake."""
@@ -159,11 +168,11 @@ class FakeCapture:
         for table in tables:
             await base.ended(base.writers(table.id))
 
-    async def current_snapshot(self) -> PgSnapshot:
+    async def current_pg_snapshot(self) -> PgSnapshot:
         """Return the database's current visibility."""
         return self.database.visibility()
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    async def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         """Yield one change set for each transaction, or several open ones for a large one."""
         base = self.database
         self._check_claim()
@@ -183,7 +192,7 @@ class FakeCapture:
                 yield self._deliver(idle_change_set(position))
             await growth.wait()
 
-    def checkpoint_requested(self) -> bool:
+    def commit_requested(self) -> bool:
         """Return whether the test requested one."""
         return self.database.asks_for_checkpoint
 
@@ -233,7 +242,7 @@ class FakeCapture:
             ChangeSet(
                 batches=tuple(stream_batches(transaction, part, self.tables)),
                 position=transaction.end_lsn if number == last else position,
-                is_open=number < last,
+                ends_in_transaction=number < last,
                 first_lsn=transaction.commit_lsn,
                 commit_times=np.array([transaction.at_us] * (number == last), np.int64),
                 nbytes=RECORD_BYTES * len(part),

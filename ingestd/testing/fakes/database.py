@@ -21,6 +21,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Refused
+from ingestd.process.clock import utc_now
 
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 RECORD_BYTES = 16
@@ -113,7 +114,7 @@ class FakeDatabase:
         """Write a transaction and its commit to the log: streamed from now on, not yet visible."""
         commit_lsn = self.current
         self.current = Lsn(self.current + RECORD_BYTES * (1 + len(changes)))
-        now_us = (datetime.now(UTC) - UNIX_EPOCH) // timedelta(microseconds=1)
+        now_us = (utc_now() - UNIX_EPOCH) // timedelta(microseconds=1)
         placed = tuple(self._place(change) for change in changes)
         made = FakeTransaction(commit_lsn, self.current, xid, now_us, placed)
         self.log.append(made)

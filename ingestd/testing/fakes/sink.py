@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +31,7 @@ from ingestd.model.lake_state import (
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import EpochWriter, Fragment, StoppedTables
+from ingestd.process.clock import utc_now
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class MemoryDisk:
     """Raw tables that can be neither read nor written."""
 
 
-def _go_on(_step: str) -> None:
+def _continue(_step: str) -> None:
     """Do nothing before a commit."""
 
 
@@ -85,8 +86,8 @@ class MemoryLake:
         self,
         disk: MemoryDisk | None = None,
         *,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        before_commit: Callable[[str], None] = _go_on,
+        now: Callable[[], datetime] = utc_now,
+        before_commit: Callable[[str], None] = _continue,
     ) -> None:
         self.disk = disk if disk is not None else MemoryDisk()
         self.now = now

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, SplitRead, TableRead
+from ingestd.process.clock import utc_now
 from ingestd.testing.fakes.database import RECORD_BYTES, FakeDatabase, Version
 from ingestd.testing.fakes.rows import read_batch
 
@@ -68,7 +68,7 @@ class FakeSnapshot:
         if is_incremental:
             database.write_elsewhere(RECORD_BYTES)
         self.point = database.current if remainder is None else remainder.point
-        self.at = datetime.now(UTC)
+        self.at = utc_now()
         self._database = database
         self._tables = {t.id: t for t in tables}
         self._reach = reach

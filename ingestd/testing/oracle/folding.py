@@ -87,8 +87,8 @@ def fold(
         if _is_marker(row):
             folded.reading_until = read_until.pop(0)
         names = history.identities(row["_cdc_lsn"]) or [tuple(key)]
-        told_apart = [[every.index(n) for n in found or key] for found in names]
-        _fold_row(row, reader, state, told_apart, folded)
+        identifying = [[every.index(n) for n in found or key] for found in names]
+        _fold_row(row, reader, state, identifying, folded)
     folded.faults += reader.faults[:_FAULTS_KEPT]
     for texts in state.rows():
         folded.rows[texts[: len(columns)]] += 1
@@ -125,16 +125,16 @@ def _fold_row(
     row: Mapping[str, Any],
     reader: _RowReader,
     state: _FoldState,
-    told_apart: Sequence[Sequence[int]],
+    identifying: Sequence[Sequence[int]],
     folded: FoldedTable,
 ) -> None:
-    """Apply one row. `told_apart`: indices of the columns by which its old row may be found."""
+    """Apply one row. `identifying`: indices of the columns by which its old row may be found."""
     op = row["_cdc_op"]
     if op == "t":
         state.clear()
         folded.truncate(row)
         return
-    state.tell_apart(told_apart[0])
+    state.index_by(identifying[0])
     texts = reader.texts(row)
     if op in "rc":
         if not state.add(texts):
@@ -143,14 +143,14 @@ def _fold_row(
     before = texts if op == "d" else reader.before(row)
     old = texts if before is None else before
     previous = None
-    for by in told_apart:
+    for by in identifying:
         if previous is None and not (op == "u" and before is None and not by):
-            state.tell_apart(by)
+            state.index_by(by)
             previous = state.remove(old)
     if previous is None:
-        what = "has its old key" if told_apart[0] else "equals its old row"
+        what = "has its old key" if identifying[0] else "equals its old row"
         folded.fault(row, f"no row {what}")
-    state.tell_apart(told_apart[0])
+    state.index_by(identifying[0])
     if op == "u":
         state.add(reader.filled(row, texts, previous))
 
@@ -173,7 +173,7 @@ class _FoldState:
     def clear(self) -> None:
         self._found.clear()
 
-    def tell_apart(self, places: Sequence[int]) -> None:
+    def index_by(self, places: Sequence[int]) -> None:
         chosen = tuple(places)
         if chosen != self._places:
             rows, self._places, self._found = self.rows(), chosen, {}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.lake_column_names import allocate, column_name, folded
+from ingestd.decode.lake_columns import allocate, column_name, folded
 from ingestd.model.lake_state import RegisteredColumn
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, lake_type_name
 

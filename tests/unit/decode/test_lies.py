@@ -28,7 +28,7 @@ from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Mask, Table, TableId, with_before
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.rows import FoundRows, PollRowOrigin
+from ingestd.postgres.polling.rows import FoundRows, PollReadPoint
 from ingestd.postgres.wal.block_decoder import BlockDecoder
 from tests.harness import lying_messages as honest
 from tests.harness.lies import (
@@ -116,7 +116,7 @@ class Reading:
             given: Any = Sent(buffer, found.starts, found.ends, ended)
             decoding = BlockDecoder(self.decoder, self.order, given)
             while not decoding.is_done:
-                self.change_sets += decoding.some()
+                self.change_sets += decoding.decode_some()
         except ProtocolError as error:
             return error
         return decoding.ended
@@ -129,7 +129,7 @@ class Reading:
             position = change_set.position
             for batch in change_set.batches:
                 batch.rows.validate(full=True)
-                if not change_set.is_open:
+                if not change_set.ends_in_transaction:
                     assert max(batch.rows.column("_cdc_lsn").to_pylist()) <= position
 
 
@@ -193,7 +193,7 @@ class Looking:
         if rows is not None:
             found = FoundRows.from_copy(POLLED, rows, 1000)
             assert len(found.last_cursor) < 2 * LONG
-            for batch in found.changes(PollRowOrigin(Lsn(7), AT), None):
+            for batch in found.changes(PollReadPoint(Lsn(7), AT), None):
                 batch.rows.validate(full=True)
 
     def finish(self) -> None:

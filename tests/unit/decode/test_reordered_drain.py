@@ -34,7 +34,7 @@ def xid_of(message: bytes) -> int:
 
 
 def told(wire: list[bytes]) -> list[bytes]:
-    """What `wal/drain_queries.py` makes of the messages of a call."""
+    """What `wal/drain/queries.py` makes of the messages of a call."""
     commits = [(n, xid_of(m)) for n, m in enumerate(wire, 1) if m[:1] == b"c"]
     tops: list[int | None] = []
     segment: int | None = None

@@ -288,9 +288,9 @@ def test_whole_transactions_end_change_sets_unless_open(
         assert change_set.nbytes == sum(b.nbytes for b in change_set.batches)
         assert (
             change_set.transactions
-            == len({*lsns, *([pending] if pending else [])}) - change_set.is_open
+            == len({*lsns, *([pending] if pending else [])}) - change_set.ends_in_transaction
         )
-        if change_set.is_open:
+        if change_set.ends_in_transaction:
             assert lsns
             assert max(lsns) >= position
             pending = max(lsns)

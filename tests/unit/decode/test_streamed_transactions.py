@@ -150,7 +150,9 @@ def test_idle_position_of_a_keepalive_in_an_open_transaction() -> None:
         chunks = []
         for stretch in order.feed(*pgoutput.laid_out(messages)):
             chunks += decoder.feed(*stretch)
-        return [(c.position, c.is_open, sum(len(b.rows) for b in c.batches)) for c in chunks]
+        return [
+            (c.position, c.ends_in_transaction, sum(len(b.rows) for b in c.batches)) for c in chunks
+        ]
 
     segment = [struct.pack(">cIB", b"S", 9, 1), prefixed(relation, 9), prefixed(row, 9), b"E"]
     assert feed(*segment) == []

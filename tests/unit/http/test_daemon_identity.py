@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.app.factories import load
-from ingestd.cli.daemon import meant_daemon
+from ingestd.cli.daemon import expected_daemon
 from ingestd.config.units import Address
 from ingestd.http.daemon_identity import DaemonIdentity
 from ingestd.model.errors import OperatorError
@@ -70,7 +70,7 @@ def test_a_secret_that_is_part_of_a_name_is_no_difference(tmp_path: Path) -> Non
         'dsn = "postgresql://u:secretly@h/secretly"\nslot = "secretly_1"\n'
     )
     config = load(path)
-    meant = meant_daemon(config)
+    meant = expected_daemon(config)
     assert "secretly" not in str(meant)
     status = told("/data/secretly", shop="slot 'secretly_1', database secretly at h")
     shown = config.redactor.tree(status)

@@ -278,7 +278,7 @@ async def test_ask_and_follow() -> None:
         lambda: loop.call_soon_threadsafe(lambda: daemon.enter(A, TableState.LIVE, lsn=2)),
     )
     async with server(daemon) as at:
-        asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A, A], meant=SHOP)
+        asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A, A], expected=SHOP)
         assert (asked.tables, asked.is_partial, daemon.where) == ([A], False, None)
         await asyncio.to_thread(quickly, at.address, asked, 15.0, seen)
     assert {p.state for p in seen.tables} == {"waiting", "snapshotting", "live"}
@@ -291,12 +291,12 @@ async def test_ask_for_some_rows_then_cancel() -> None:
     async with server(daemon) as at:
         asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A], where="id > 1")
         assert (asked.is_partial, daemon.where) == (True, "id > 1")
-        names = await asyncio.to_thread(ask_to_cancel, at.address, "shop", [A, A], meant=SHOP)
+        names = await asyncio.to_thread(ask_to_cancel, at.address, "shop", [A, A], expected=SHOP)
         assert names == [A]
         with pytest.raises(OperatorError, match="was cancelled"):
             await asyncio.to_thread(follow, at.address, asked, 15.0, Seen())
         with pytest.raises(OperatorError, match="another daemon"):
-            await asyncio.to_thread(ask_to_cancel, at.address, "crm", [A], meant=CRM)
+            await asyncio.to_thread(ask_to_cancel, at.address, "crm", [A], expected=CRM)
 
 
 async def test_a_limit_ends_the_waiting_only() -> None:
@@ -326,7 +326,7 @@ async def test_another_daemon_is_not_asked() -> None:
     daemon = Daemon()
     async with server(daemon) as at:
         with pytest.raises(OperatorError, match=r"another daemon .*: its sources are shop"):
-            await asyncio.to_thread(ask_for_snapshot, at.address, "crm", [A], meant=CRM)
+            await asyncio.to_thread(ask_for_snapshot, at.address, "crm", [A], expected=CRM)
     assert not daemon.shop.tables[A].snapshot_requested
 
 

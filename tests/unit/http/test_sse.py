@@ -62,9 +62,12 @@ async def event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-async def until(condition: Any) -> None:
+async def until(condition: Any, *, ticking: EventsFeed | None = None) -> None:
+    """Wait for a state of the server. `ticking`: a feed whose next second need not be awaited."""
     async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - the server's state, which notifies no one
+        while not condition():
+            if ticking is not None:
+                ticking.tick()
             await asyncio.sleep(0.01)
 
 
@@ -100,7 +103,7 @@ async def test_bounded_there_are_so_many_streams_and_no_more(
         assert refused.status == 503
         assert "status pages are open" in (await refused.json())["error"]
     streams.pop().close()
-    await until(lambda: server.feed.readers < MAX_READERS)
+    await until(lambda: server.feed.readers < MAX_READERS, ticking=server.feed)
     async with session.get(url(server)) as taken:
         assert (await event(taken))[0] == "state"
     for stream in streams:
@@ -129,6 +132,7 @@ async def test_bounded_a_reader_that_does_not_read_is_cut_off(
                 break
         assert server.feed.readers == 1
         shop.enter(SourceState.STREAMING, T0)
+        server.feed.tick()
         assert (await event(busy))[0] == "change"
     async with asyncio.timeout(LIMIT_S):
         with suppress(ConnectionResetError):
@@ -156,7 +160,7 @@ async def test_a_disconnected_reader_is_noticed_without_an_update(
     await event(response)
     before = server.feed.history.of_source("shop").added
     response.close()
-    await until(lambda: server.feed.readers == 0)
+    await until(lambda: server.feed.readers == 0, ticking=server.feed)
     assert server.feed.history.of_source("shop").added == before
 
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.lake.lake_id import read_lake_id, require_lake_id, write_lake_id
-from ingestd.lake.store.store import ID_FILE as NAME
-from ingestd.lake.store.store import ObjectStore, Store, open_store
+from ingestd.lake.store.local_store import ID_FILE as NAME
+from ingestd.lake.store.object_store import ObjectStore
+from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import LakeLostError, OperatorError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import pytest
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import FILE_WORKERS, DeltaLake
 from ingestd.lake.parquet_writer import FragmentWriter, in_one_piece
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import OperatorError
 from tests.unit.lake.rows import inserts, make_table, summary
 from tests.unit.pipeline.fixtures import until

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from ingestd.decode.lake_column_names import allocate
+from ingestd.decode.lake_columns import allocate
 from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta.read import conform
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.lake.registry_table import SCHEMA
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore, open_store
+from ingestd.lake.store.store import open_store
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TIMESTAMP, TableId
@@ -99,14 +100,14 @@ async def test_a_lake_without_source_names_is_read_and_completed(tmp_path: Path)
     sink = DeltaLake(str(tmp_path), "shop")
     before = (await sink.open()).tables[T.id]
     assert [(c.name, c.source_name) for c in before.columns] == [("id", "id"), ("note", "note")]
-    assert (before.state, before.storage, before.schema_version) == (TableState.LIVE, "", 1)
+    assert (before.state, before.fingerprint, before.schema_version) == (TableState.LIVE, "", 1)
 
     await sink.adopt("7000000000000000001")
     await sink.adopt("7000000000000000001")
     event = TableEvent(T, TableState.LIVE, AT, Lsn(200), Lsn(100))
     await sink.record([event])
     stored_apart = replace(
-        T, columns=(T.columns[0], replace(T.columns[1], stored_as="note__v2")), storage="7"
+        T, columns=(T.columns[0], replace(T.columns[1], stored_as="note__v2")), fingerprint="7"
     )
     await sink.record([replace(event, table=stored_apart)])
     await sink.close()
@@ -114,7 +115,7 @@ async def test_a_lake_without_source_names_is_read_and_completed(tmp_path: Path)
     again = (await sink.open()).tables
     await sink.close()
     assert again[T.id].schema_version == 3  # its key was not recorded either
-    assert again[T.id].storage == "7"
+    assert again[T.id].fingerprint == "7"
     assert [(c.name, c.source_name) for c in again[T.id].columns] == [
         ("id", "id"),
         ("note__v2", "note"),
@@ -128,14 +129,14 @@ async def test_an_event_without_columns_leaves_those_of_before(tmp_path: Path) -
     await sink.open()
     await sink.adopt("7000000000000000001")
     event = TableEvent(T, TableState.LIVE, AT, Lsn(200), Lsn(100))
-    doubted = replace(T, columns=(), storage="doubted")
+    doubted = replace(T, columns=(), fingerprint="doubted")
     await sink.record([event, replace(event, table=doubted)])
     await sink.record([replace(event, table=doubted)])
     await sink.close()
 
     known = (await sink.open()).tables[T.id]
     await sink.close()
-    assert (known.storage, known.schema_version) == ("doubted", 1)
+    assert (known.fingerprint, known.schema_version) == ("doubted", 1)
     assert [c.name for c in known.columns] == ["id", "note"]
 
 

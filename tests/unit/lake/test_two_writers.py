@@ -20,8 +20,8 @@ import pytest
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.epoch_writer import DeltaEpochWriter
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Durability
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import IngestdError, TransientError
 from tests.harness.compare import epochs
 from tests.harness.epoch_versions import assert_epoch_versions

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.lake.delta.crash_recovery import _is_json
 from ingestd.lake.delta.log_files import _checkpoint
+from ingestd.lake.delta.torn_files import _is_json
 from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.pause_mark import LakePauseMark
-from ingestd.lake.store.store import LocalStore, open_store
+from ingestd.lake.store.local_store import LocalStore
+from ingestd.lake.store.store import open_store
 from ingestd.model.errors import IngestdError
 from ingestd.model.lsn import Lsn
 from ingestd.model.recorded import RecordError, integer_of, read_json
@@ -34,7 +35,7 @@ from ingestd.postgres.polling.keys.lake_keys import KeyPartition
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFingerprint
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
-from spark_jobs.backfills.resume import are_there
+from spark_jobs.backfills.validity import are_there
 from spark_jobs.delta_log.commits import Signature
 from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 from tests.unit.pipeline.fixtures import table

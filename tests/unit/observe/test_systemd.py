@@ -100,7 +100,7 @@ async def test_ready_when_all_sources_deliver_and_status_follows(
     address: str,
 ) -> None:
     readiness, stop = Readiness("source shop is starting"), asyncio.Event()
-    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "300000"}
+    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "100000"}
     with closing(listening(address)) as manager:
         async with notifying_service_manager(readiness, Redactor(), stop, environment=environment):
             first = await heard(manager)
@@ -120,7 +120,7 @@ async def test_ready_when_all_sources_deliver_and_status_follows(
 
 
 async def test_a_loop_that_hangs_gives_no_sign_of_life(address: str) -> None:
-    period_s = 0.3
+    period_s = 0.1
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(period_s * 1e6))}
     with closing(listening(address)) as manager:
         async with notifying_service_manager(

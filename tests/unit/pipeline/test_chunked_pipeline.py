@@ -16,10 +16,10 @@ import pytest
 from ingestd.model.changes import MARKER_SEQ, TRUNCATE, UPDATE
 from ingestd.model.errors import TransientError
 from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import Column, with_before
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import SnapshotPolicy
-from ingestd.pipeline.table_state import remainder_of
 from ingestd.ports import SnapshotItem
 from ingestd.testing.fakes.capture import FakeCapture
 from ingestd.testing.fakes.database import FakeChange, FakeDatabase
@@ -285,7 +285,7 @@ async def test_snapshot_boundary_the_closing_marker_is_given_once() -> None:
             await lake.stuck.wait()
         known = source.disk.registered[T.id]
         assert known.state is TableState.SNAPSHOTTING
-        left = remainder_of(known.progress)
+        left = RecordedProgress.parse(known.progress).remainder
     await source.kill()
     source.start()
     await source.settle()

@@ -45,7 +45,9 @@ def test_an_epoch_begins_at_its_first_unlisted_or_new_row(replayed: int | None, 
     epoch.add_unlisted(UnlistedRows(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
     given = None if replayed is None else Lsn(replayed)
     for first_lsn in (given, None, Lsn(400)):
-        change_set = ChangeSet((), Lsn(500), is_open=False, first_lsn=first_lsn, **NOTHING)
+        change_set = ChangeSet(
+            (), Lsn(500), ends_in_transaction=False, first_lsn=first_lsn, **NOTHING
+        )
         epoch.add_change_set(change_set, 0.0)
     assert epoch.summary().first_lsn == first
 

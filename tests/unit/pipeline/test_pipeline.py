@@ -81,9 +81,9 @@ class EndingCapture(FakeCapture):
         await self.loses_catalog.wait()
         raise TransientError("the claim's connection is lost", reason="connection_lost")
 
-    async def live(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
+    async def changes(self, after: Lsn | None) -> AsyncGenerator[ChangeSet, None]:
         try:
-            async with aclosing(super().live(after)) as change_sets:
+            async with aclosing(super().changes(after)) as change_sets:
                 async for change_set in change_sets:
                     yield change_set
         finally:
@@ -705,7 +705,7 @@ async def test_a_rewritten_table_serves_old_rows_until_resnapshotted() -> None:
     capture = HeldCapture(base)
     async with running(base, disk, capture=capture):
         await until(lambda: settled(base, disk))
-        base.tables[0] = replace(A, storage="another file")
+        base.tables[0] = replace(A, fingerprint="another file")
         base.log[0] = replace(base.log[0], changes=(put(A, 1, "other"), put(B, 1)))
         base.commit(put(B, 2))
         await until(lambda: capture.taken == 2)
@@ -714,7 +714,7 @@ async def test_a_rewritten_table_serves_old_rows_until_resnapshotted() -> None:
         capture.go_on.set()
         await until(lambda: settled(base, disk))
     assert lake_rows(disk, A) == source_rows(base, A) == [{"id": 1, "note": "other"}]
-    assert disk.registered[A.id].storage == "another file"
+    assert disk.registered[A.id].fingerprint == "another file"
 
 
 async def test_a_rewritten_table_is_only_recorded_when_asked_to() -> None:
@@ -723,9 +723,9 @@ async def test_a_rewritten_table_is_only_recorded_when_asked_to() -> None:
     settings = replace(policy(), resnapshot_rewritten=False)
     async with running(base, disk, settings=settings):
         await until(lambda: settled(base, disk))
-        base.tables[0] = replace(A, storage="another file")
+        base.tables[0] = replace(A, fingerprint="another file")
         base.commit(put(A, 2))
-        await until(lambda: disk.registered[A.id].storage == "another file")
+        await until(lambda: disk.registered[A.id].fingerprint == "another file")
     assert disk.registered[A.id].state is TableState.LIVE
     assert disk.registered[A.id].reason == "rewritten"
     ops = Counter(disk.tables[A.id].rows()["_cdc_op"].to_pylist())
@@ -790,9 +790,9 @@ async def test_each_epoch_ends_above_the_last_on_an_idle_source() -> None:
     capture.go_on.set()
     async with running(base, disk, capture=capture, settings=policy(max_bytes=1)):
         await until(lambda: settled(base, disk))
-        capture.database.tables[1] = replace(B, storage="another file")
+        capture.database.tables[1] = replace(B, fingerprint="another file")
         base.write_elsewhere(1)
-        await until(lambda: disk.registered[B.id].storage == "another file")
+        await until(lambda: disk.registered[B.id].fingerprint == "another file")
         await until(lambda: settled(base, disk))
     ends = [e.summary.end_lsn for e in disk.epochs]
     assert all(one < other for one, other in pairwise(ends))
@@ -808,7 +808,7 @@ async def test_isolated_a_locked_table_waits_and_the_others_continue() -> None:
         await until(lambda: durable(disk) >= made.end_lsn)
         assert B.id not in disk.registered
         base.locked.clear()
-        base.tables[0] = replace(A, storage="makes the fake look again")
+        base.tables[0] = replace(A, fingerprint="makes the fake look again")
         base.commit(put(A, 3))
         await until(lambda: settled(base, disk))
     assert lake_rows(disk, A) == source_rows(base, A)

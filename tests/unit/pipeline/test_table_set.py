@@ -106,14 +106,14 @@ def test_i6_left_out_rows_are_recorded_where_progress_was_kept() -> None:
 def test_i6_stream_evidence_is_recorded_until_a_discovery() -> None:
     book, doubts = live_book(), {A.id: "doubted"}
     [event] = book.doubt_events(doubts, AT, Lsn(45))
-    assert (event.state, event.table.storage) == (TableState.LIVE, "doubted")
+    assert (event.state, event.table.fingerprint) == (TableState.LIVE, "doubted")
     book.record_events([event])
     assert not book.doubt_events(doubts, AT, Lsn(46))
     book.update(replace(FOUND, doubts=doubts))  # it did not see that transaction
     assert not book.discovery_events(AT, Lsn(50))
     book.update(FOUND)
     [event] = book.discovery_events(AT, Lsn(50))
-    assert event.table.storage == A.storage
+    assert event.table.fingerprint == A.fingerprint
 
 
 def test_i7_stream_evidence_adds_no_columns_it_has_not_reached() -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from ingestd.lake.store.store import ObjectStore, Store, open_store
+from ingestd.lake.store.object_store import ObjectStore
+from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import OperatorError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Mask
@@ -259,7 +260,7 @@ def test_the_definition_tells_what_rows_are_like() -> None:
         replace(table, oid=9),
     ]
     assert len({definition_of(t) for t in tables}) == len(tables)
-    assert definition_of(replace(table, storage="elsewhere")) == definition_of(table)
+    assert definition_of(replace(table, fingerprint="elsewhere")) == definition_of(table)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as t
 
+from ingestd.lake.definitions import Definition, LakeColumn
 from ingestd.model.lake_state import TableState
 from spark_jobs import history, mirror
 from spark_jobs.histories.shape import ADDED, HistoryShape, is_clashing
 from spark_jobs.histories.table import prefix_of
-from spark_jobs.lake.tables import Definition, LakeColumn
 
 
 def definition(*columns: LakeColumn, identity: str = "d") -> Definition:

@@ -41,6 +41,7 @@ from ingestd.postgres.polling.keys.sorted_hashes import find
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.read_view import ensure_described
+from ingestd.process.tasks import cancel_all
 
 BATCH_ROWS = 10_000
 """The most candidates yielded at a time."""
@@ -189,8 +190,7 @@ class Sweep:
                     reading = asyncio.create_task(self._page(connection, reader, page))
                     yield page
             finally:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+                await cancel_all(reading)
 
     async def _page(
         self, connection: AsyncConnection[Any], reader: KeyPages, before: PackedKeys | None

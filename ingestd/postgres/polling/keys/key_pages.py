@@ -15,7 +15,6 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_
 from ingestd.postgres.polling.keys.key_order import KeyOrder, key_order
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList, can_be_found
 from ingestd.postgres.snapshot.queries import output_of, packable, packable_name, packed
+from ingestd.process.clock import utc_now
 
 PAGE_ROWS = 65_536
 PAGE_BYTES = 4 << 20
@@ -77,7 +77,7 @@ class PackedKeys:
     def decoded(self) -> pa.RecordBatch:
         """Return the keys: the lake's columns, and `_cdc_raw`. Raises ProtocolError."""
         decoder = ColumnarDecoder(
-            self.table, ZERO, datetime.now(UTC), 1, Packing.MEASURED, encoding=self.encoding
+            self.table, ZERO, utc_now(), 1, Packing.MEASURED, encoding=self.encoding
         )
         ends = np.array([len(self.message)], np.int64)
         batch = decoder.feed(self.message, np.zeros(1, np.int64), ends)

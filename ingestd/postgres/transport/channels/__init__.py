@@ -4,6 +4,5 @@ channel.py   the contract of every channel
 plain.py     the socket itself
 tls.py       the TLS session that libpq created on it, through the OpenSSL that libpq uses
 libpq.py     messages that libpq read, if neither is possible (Kerberos)
-
-`Channels` in `copy_reader` chooses the channel of a connection.
+choice.py    which of them a connection has
 """

@@ -40,6 +40,7 @@ from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY
 from ingestd.postgres.wal.drain.parts import MOST_JOINED, SPARSE_RATIO, BacklogPart, PartQueue, cut
 from ingestd.postgres.wal.drain.slot_copy import RESULT_MEMORY, DrainSlot, Result
 from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
+from ingestd.process.tasks import cancel_all
 
 _T = TypeVar("_T")
 
@@ -356,9 +357,7 @@ class Drain:
 
     async def _stop(self) -> None:
         running = list(self._tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel_all(*running)
 
 
 def _decode(

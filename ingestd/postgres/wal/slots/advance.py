@@ -23,6 +23,7 @@ from ingestd.postgres.connection.errors import FULL, classify, cut_off
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import advance_slot
+from ingestd.process.tasks import cancel_all
 
 ADVANCE_BYTES = 256 << 20
 """The least to confirm at a time: each step costs the server a scan, and a connection."""
@@ -84,8 +85,7 @@ class SlotAdvance:
         """Stop. May be called at any time, and twice."""
         moving, self._moving = self._moving, None
         if moving is not None:
-            moving.cancel()
-            await asyncio.gather(moving, return_exceptions=True)
+            await cancel_all(moving)
 
     async def _move(self, position: Lsn) -> None:
         try:

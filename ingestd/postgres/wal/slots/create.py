@@ -59,6 +59,7 @@ from ingestd.postgres.wal.slots.slot import (
     temporary_name,
     vanished_slot,
 )
+from ingestd.process.tasks import cancel_all
 
 _DROP_WITHIN_S = 5.0
 _POLL_S = 0.5
@@ -376,8 +377,7 @@ async def _export(
                 await _await_slot_on_standby(dsn, making, slot, policy)
             exported = await making
         finally:
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
+            await cancel_all(making)
         await reach_async(f"{step}.after", cut_off)
     except BaseException:
         await connection.close()

@@ -204,7 +204,9 @@ async def advance_slot(connection: AsyncConnection[Any], name: str, position: Ls
 
 @dataclass(slots=True)
 class SlotDecodeGap:
-    """What the slot can't decode; a source has one for as long as the process runs.
+    """What the slot can't decode, and how often it failed and was renewed.
+
+    A source has one for as long as the process runs.
 
     `lacks_publication`: it was created after changes that the slot has yet to send. `undecodable`:
     why the server fails at a row each time. `unsendable`: the tables that had such a row, by OID

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.lake.store.store import LocalStore
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.model.errors import FolderError, TableError
 from ingestd.model.schema import _TYPE_NAMES, TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.harness.damages import ALTERED, HARMLESS, newest
@@ -76,7 +76,7 @@ async def test_isolated_an_altered_table_is_not_written_over(
         assert newest(folders[name]) == altered[name], name
         assert f"ingestd snapshot shop public.{name}" in (error.remedy or "")
         with pytest.raises(TableError):  # nor by a new snapshot, until it is put right
-            await epochs.sink.reload_if_damaged(TABLES[name].id)
+            await epochs.sink.raw_tables.reload_if_damaged(TABLES[name].id)
     await epochs.sink.close()
     await epochs.open()
     assert epochs.stopped.keys() == ALTERED.keys()

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,14 +14,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.lake.delta.append_log import CHECKPOINT_EVERY, REOPEN_EVERY, AppendLog, Creation
+from ingestd.lake.delta.append_log import REOPEN_EVERY, AppendLog, Creation
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_EVERY
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import (
     FolderError,
-    IngestdError,
     OperatorError,
     TableError,
     TransientError,
@@ -151,52 +150,6 @@ async def test_an_unpublished_commit_left_by_a_kill_does_not_count(
     assert sorted(r["id"] for r in read_raw(str(tmp_path), "shop", A.id).to_pylist()) == [1, 2]
 
 
-async def test_a_fault_of_a_checkpoint_is_raised_by_the_next_commit(tmp_path: Path) -> None:
-    later: list[Callable[[], None]] = []
-    log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop", later.append)
-    log.load()
-    log.create(Creation(pa.schema([("id", pa.int64())]), {}))
-    while not later:
-        log.commit_files([], log.version + 1)
-    assert log.is_due(log.version)
-    [checkpoint] = later
-    moved = (tmp_path / "shop/x").rename(tmp_path / "gone")
-    checkpoint()
-    moved.rename(tmp_path / "shop/x")
-    with pytest.raises(IngestdError):
-        log.commit_files([], log.version + 1)
-    log.commit_files([], log.version + 1)
-
-
-@pytest.mark.parametrize("end", ["set_result", "cancel"])
-async def test_checkpoints_that_take_long_do_not_pile_up(tmp_path: Path, end: str) -> None:
-    """The next one due is made once the previous one has finished or was abandoned at a close."""
-    asked: list[Future[None]] = []
-
-    def later(_: Callable[[], None]) -> Future[None]:
-        asked.append(Future())
-        return asked[-1]
-
-    log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop", later)
-    log.load()
-    log.create(Creation(pa.schema([("id", pa.int64())]), {}))
-    for version in range(1, 3 * CHECKPOINT_EVERY):
-        log.commit_files([], version)
-    [waiting] = asked
-    getattr(waiting, end)(*([None] if end == "set_result" else []))
-    for version in range(3 * CHECKPOINT_EVERY, 4 * CHECKPOINT_EVERY):
-        log.commit_files([], version)
-    assert len(asked) == 2
-
-
-def test_tables_changed_together_have_checkpoints_spread_out(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, Fsync())
-    logs = [AppendLog(store, f"shop/public/t{n}", f"ingestd/shop/t{n}") for n in range(500)]
-    due = [sum(log.is_due(version) for log in logs) for version in range(2 * CHECKPOINT_EVERY)]
-    assert sum(due) == 2 * len(logs)
-    assert max(due) <= 4 * len(logs) / CHECKPOINT_EVERY
-
-
 async def test_properties_set_by_others_are_seen_by_the_next_commit(
     tmp_path: Path,
 ) -> None:
@@ -205,7 +158,7 @@ async def test_properties_set_by_others_are_seen_by_the_next_commit(
     other = DeltaTable(tmp_path / "shop/public/a")
     other.alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
     await commit(lake, 200, 2)
-    log = lake.raw_table(A.id).log
+    log = lake.raw_tables.raw_table(A.id).log
     assert log.configuration()["delta.logRetentionDuration"] == "interval 60 days"
 
 
@@ -346,7 +299,9 @@ async def test_a_log_killed_between_a_checkpoint_and_its_pointer(
     tmp_path: Path,
 ) -> None:
     lake = await opened(tmp_path)
-    last = next(filter(AppendLog(lake.store, lake.layout.raw(A.id), "").is_due, count(10)))
+    last = next(
+        filter(AppendLog(lake.store, lake.layout.raw(A.id), "").checkpoints.is_due, count(10))
+    )
     for number in range(last):
         await commit(lake, 100 * (number + 1), number)
     log = tmp_path / "shop/public/a/_delta_log"

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ingestd.lake.delta.data_files import BATCH_BYTES, DataFileReader, open_parquet
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import FolderError
 
 if TYPE_CHECKING:

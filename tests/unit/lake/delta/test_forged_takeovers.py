@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.lake.fencing import WriterIdentity
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import OperatorError, TransientError
 from tests.harness.compare import epochs
 from tests.harness.hostile_folder import commit_of, ids_in, make_table, plant_commit

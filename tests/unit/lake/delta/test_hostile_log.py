@@ -33,8 +33,8 @@ from ingestd.lake.raw_table import raw_schema, statistics_columns
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.lake.store import plain_files
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TableError
 from ingestd.model.lsn import Lsn
@@ -403,7 +403,7 @@ async def test_an_invalid_commit_during_a_run_stops_its_table_alone(
     writer = lake.begin_epoch()
     await writer.append_batch(inserts(A, 5000, 50))
     with pytest.raises(FolderError, match=why):
-        await lake.jobs.run(lake.raw_table(A.id).log.commit_files, [], 5005)
+        await lake.jobs.run(lake.raw_tables.raw_table(A.id).log.commit_files, [], 5005)
     await writer.abort()
     await lake.close()
 
@@ -434,7 +434,7 @@ async def test_a_log_behind_a_link_is_neither_read_nor_written(attacked: Path) -
     log.symlink_to(other)
     before = sorted(p.name for p in other.iterdir())
     with pytest.raises(FolderError, match="is a symbolic link"):
-        await opened.jobs.run(opened.raw_table(A.id).log.commit_files, [], 5005)
+        await opened.jobs.run(opened.raw_tables.raw_table(A.id).log.commit_files, [], 5005)
     await opened.close()
     found = await DeltaLake(str(lake), "shop").open()
     assert set(found.damaged) == {A.id}

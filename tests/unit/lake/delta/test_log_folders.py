@@ -20,8 +20,9 @@ import pytest
 from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta.log import MOST_VERSION, TableLog
 from ingestd.lake.delta.log_files import ensure_readable_log
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore, open_store
+from ingestd.lake.store.store import open_store
 from ingestd.model.errors import FolderError
 from tests.harness.hostile_folder import PROTOCOL, commit_of, make_table, metadata
 

@@ -9,8 +9,8 @@ import pytest
 
 from ingestd.lake.delta.append_log import MOST_BETWEEN, AppendLog
 from ingestd.lake.delta.log import MOST_BACK
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import FolderError
 from tests.harness.hostile_folder import commit_of, ids_in, newest_version
 from tests.unit.lake.stores import StoreWithoutPut

@@ -13,10 +13,10 @@ from deltalake import DeltaTable
 from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.layout import Layout
-from ingestd.lake.maintenance.log_cleanup import LogCleaner
+from ingestd.lake.maintenance.cleanup import LogCleaner
 from ingestd.lake.reference.table import DeltaReferenceTable
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import OperatorError, TransientError
 from tests.unit.lake.rows import inserts, make_table, summary
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,17 +19,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.lake.delta.append_log import CHECKPOINT_EVERY, AppendLog
+from ingestd.lake.delta.append_log import AppendLog
+from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_EVERY
 from ingestd.lake.delta.read import list_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.cleanup import LogCleaner
 from ingestd.lake.maintenance.compaction import (
     MaintenancePolicy,
     MaintenanceResult,
     TableMaintenance,
 )
-from ingestd.lake.maintenance.log_cleanup import LogCleaner
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.lsn import Lsn
 from tests.harness.waiting import await_until
 from tests.unit.lake.rows import inserts, listed_live, make_table, summary
@@ -50,7 +53,9 @@ class Way:
     kind: type[LocalStore] = LocalStore
 
 
-@pytest.fixture(params=[LocalStore, StoreWithoutPut], ids=["by put", "by handle"], autouse=True)
+@pytest.fixture(
+    params=[LocalStore, StoreWithoutPut], ids=["by put", "by handle"], autouse=True, scope="module"
+)
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     Way.kind = request.param
     yield
@@ -81,6 +86,25 @@ async def filled(root: Path, epochs: int = 20, **options: Any) -> DeltaLake:
     for number in range(1, epochs + 1):
         await commit(lake, number)
     return lake
+
+
+async def fill_and_close(root: Path) -> None:
+    lake = await filled(root)
+    await lake.close()
+
+
+@pytest.fixture(scope="module")
+def closed(way: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a lake that was filled and closed, for tests to copy."""
+    del way  # each way has its own
+    root = tmp_path_factory.mktemp("filled")
+    asyncio.run(fill_and_close(root))
+    return root
+
+
+@pytest.fixture
+def copied(closed: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(closed, tmp_path, dirs_exist_ok=True)
 
 
 def maintain(
@@ -126,15 +150,12 @@ def commits(root: Path, folder: str = FOLDER) -> Iterator[tuple[int, list[dict[s
         yield int(path.stem), [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-async def test_compacted_files_have_the_same_rows_order_and_bounds(
-    tmp_path: Path,
-) -> None:
-    await filled(tmp_path)
-    before = list_files(DeltaTable(tmp_path / FOLDER))
-    done = maintain(tmp_path)
+def test_compacted_files_have_the_same_rows_order_and_bounds(copied: Path) -> None:
+    before = list_files(DeltaTable(copied / FOLDER))
+    done = maintain(copied)
     assert (done.joined_files, done.written_files, done.small_files) == (20, 1, 1)
-    [(path, statistics, _)] = list_files(DeltaTable(tmp_path / FOLDER))
-    rows = pq.read_table(tmp_path / FOLDER / path)
+    [(path, statistics, _)] = list_files(DeltaTable(copied / FOLDER))
+    rows = pq.read_table(copied / FOLDER / path)
     assert rows["id"].to_pylist() == expected(20)
     assert rows["_cdc_lsn"].to_pylist() == [100 * n for n in range(1, 21) for _ in range(2)]
     assert statistics["numRecords"] == 40
@@ -145,11 +166,10 @@ async def test_compacted_files_have_the_same_rows_order_and_bounds(
         assert statistics["maxValues"][name] == max(s["maxValues"][name] for _, s, _ in before)
 
 
-async def test_streaming_readers_pass_by_what_was_joined(tmp_path: Path) -> None:
-    await filled(tmp_path)
-    version = DeltaTable(tmp_path / FOLDER).version()
-    maintain(tmp_path)
-    [actions] = [found for number, found in commits(tmp_path) if number > version]
+def test_streaming_readers_pass_by_what_was_joined(copied: Path) -> None:
+    version = DeltaTable(copied / FOLDER).version()
+    maintain(copied)
+    [actions] = [found for number, found in commits(copied) if number > version]
     moved = [a[k] for a in actions for k in ("add", "remove") if k in a]
     assert len(moved) == 21
     assert not any(a["dataChange"] for a in moved)
@@ -174,9 +194,8 @@ async def test_one_writer_a_daemon_continues_on_compacted_tables(
     assert committed.watermarks == {A.id: Lsn(4005)}
 
 
-async def test_appends_that_come_between_are_no_conflict(tmp_path: Path) -> None:
-    lake = await filled(tmp_path)
-    other = AppendLog(store_of(tmp_path), FOLDER, lake.layout.app_id(A.id))
+def test_appends_that_come_between_are_no_conflict(copied: Path) -> None:
+    other = AppendLog(store_of(copied), FOLDER, lake_by(Way.kind, copied).layout.app_id(A.id))
     other.load()
 
     def step(name: str) -> None:
@@ -184,28 +203,27 @@ async def test_appends_that_come_between_are_no_conflict(tmp_path: Path) -> None
             other.commit_files([], 9000)
             other.commit_files([], 9001)
 
-    store = store_of(tmp_path)
+    store = store_of(copied)
     made = TableMaintenance(store, FOLDER, POLICY, now_s=time.time(), began_s=0, step=step)
     done = made.run()
     assert (done.joined_files, done.gave_way) == (20, 0)
-    assert ids(tmp_path) == expected(20)
+    assert ids(copied) == expected(20)
     other.load()
     assert other.app_version() == 9001
 
 
-async def test_files_that_another_joined_meanwhile_are_left_to_it(tmp_path: Path) -> None:
-    await filled(tmp_path)
+def test_files_that_another_joined_meanwhile_are_left_to_it(copied: Path) -> None:
 
     def step(name: str) -> None:
         if name == "commit":
-            maintain(tmp_path)
+            maintain(copied)
 
-    store = store_of(tmp_path)
+    store = store_of(copied)
     made = TableMaintenance(store, FOLDER, POLICY, now_s=time.time(), began_s=0, step=step)
     done = made.run()
     assert (done.joined_files, done.gave_way) == (0, 1)
-    assert ids(tmp_path) == expected(20)
-    assert len(live(tmp_path)) == 1
+    assert ids(copied) == expected(20)
+    assert len(live(copied)) == 1
 
 
 @pytest.mark.thorough
@@ -259,7 +277,7 @@ async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Pat
         other = DeltaTable(tmp_path / FOLDER)
         other.alter.set_table_properties({"delta.logRetentionDuration": f"interval {days} days"})
         other.create_checkpoint()
-        own = lake.raw_table(A.id).log
+        own = lake.raw_tables.raw_table(A.id).log
         own.set_properties({"test": str(days)})  # a commit of ours that says nothing of polling
         own.checkpoint()
         maintain(tmp_path, days=days)
@@ -268,7 +286,7 @@ async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Pat
     assert min(number for number, _ in commits(tmp_path)) > 1
     await commit(lake, 31)
     lake = await opened(tmp_path)
-    assert lake.raw_table(A.id).resume == "resume 30"
+    assert lake.raw_tables.raw_table(A.id).resume == "resume 30"
     assert ids(tmp_path) == expected(31)
 
 
@@ -285,26 +303,23 @@ async def test_files_written_by_a_long_run_are_no_orphans(
     assert 1000 in ids(tmp_path)
 
 
-async def test_a_table_that_another_keeps_a_record_of_is_left_alone(tmp_path: Path) -> None:
-    await filled(tmp_path)
-    (tmp_path / FOLDER / "_backfill").mkdir()
-    assert maintain(tmp_path, days=30, began_s=1e12) == MaintenanceResult()
-    assert len(live(tmp_path)) == 20
+def test_a_table_that_another_keeps_a_record_of_is_left_alone(copied: Path) -> None:
+    (copied / FOLDER / "_backfill").mkdir()
+    assert maintain(copied, days=30, began_s=1e12) == MaintenanceResult()
+    assert len(live(copied)) == 20
 
 
-async def test_rows_from_before_a_column_was_added_lack_it_still(tmp_path: Path) -> None:
-    await filled(tmp_path)
+def test_rows_from_before_a_column_was_added_lack_it_still(copied: Path) -> None:
     added = Schema.from_arrow(pa.schema([("x", pa.int64())])).fields
-    DeltaTable(tmp_path / FOLDER).alter.add_columns(added)
-    maintain(tmp_path)
-    [uri] = DeltaTable(tmp_path / FOLDER).file_uris()
+    DeltaTable(copied / FOLDER).alter.add_columns(added)
+    maintain(copied)
+    [uri] = DeltaTable(copied / FOLDER).file_uris()
     assert pq.read_table(uri)["x"].null_count == 40
 
 
-async def test_what_is_off_joins_nothing(tmp_path: Path) -> None:
-    await filled(tmp_path)
-    maintain(tmp_path, policy=replace(POLICY, target_bytes=None))
-    assert len(live(tmp_path)) == 20
+def test_what_is_off_joins_nothing(copied: Path) -> None:
+    maintain(copied, policy=replace(POLICY, target_bytes=None))
+    assert len(live(copied)) == 20
 
 
 async def test_removed_files_are_kept_for_a_retention_beyond_deltas(
@@ -323,7 +338,7 @@ async def test_removed_files_are_kept_for_a_retention_beyond_deltas(
 async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     epochs = AppendLog(store_of(tmp_path), "shop/_epochs", "")
-    last = next(filter(epochs.is_due, count(CHECKPOINT_EVERY)))
+    last = next(filter(epochs.checkpoints.is_due, count(CHECKPOINT_EVERY)))
     log = tmp_path / "shop/_epochs/_delta_log"
     found = partial(log.glob, "*.checkpoint.parquet")  # of the version that is newest by then
 
@@ -332,7 +347,7 @@ async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Pat
 
     for position in range(1, last + 12):
         await lake.advance(Lsn(position))
-        if Way.kind is LocalStore and epochs.is_due(position):
+        if Way.kind is LocalStore and epochs.checkpoints.is_due(position):
             # One that is due meanwhile would be left out.
             await_until(partial(has_checkpoint, position), 60, "the checkpoint")
     await_until(partial(has_checkpoint, last), 60, "the checkpoint")
@@ -388,14 +403,13 @@ async def test_log_files_of_other_engines_go_with_their_commits(
     assert {p.name for p in (folder / "_sidecars").iterdir()} == {"b.parquet", "c.parquet"}
 
 
-async def test_a_log_with_checkpoints_of_other_engines_alone_is_kept(tmp_path: Path) -> None:
-    await filled(tmp_path)
-    files = frozenset(live(tmp_path))
-    folder = tmp_path / FOLDER / "_delta_log"
+def test_a_log_with_checkpoints_of_other_engines_alone_is_kept(copied: Path) -> None:
+    files = frozenset(live(copied))
+    folder = copied / FOLDER / "_delta_log"
     for checkpoint in folder.glob("*.checkpoint.parquet"):
         checkpoint.unlink()
     for version in (5, 9):
         (folder / f"{version:020}.checkpoint.{uuid4()}.json").touch()
     before = {p.name for p in folder.iterdir()}
-    clean(tmp_path, files, days=8)
+    clean(copied, files, days=8)
     assert {p.name for p in folder.iterdir()} == before

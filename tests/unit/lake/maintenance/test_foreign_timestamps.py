@@ -12,8 +12,8 @@ from deltalake import write_deltalake
 from ingestd.lake.delta.newest_rows import newest_rows
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from tests.unit.lake.rows import make_table
 
 if TYPE_CHECKING:

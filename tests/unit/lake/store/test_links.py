@@ -19,8 +19,8 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.process import maintain
 from ingestd.lake.reference.table import DeltaReferenceTable
 from ingestd.lake.store import plain_files
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import IngestdError, OperatorError, TableError
 from tests.harness.maintaining import order_of
 from tests.unit.lake.rows import inserts, listed_live, make_table, summary

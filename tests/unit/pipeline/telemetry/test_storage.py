@@ -9,9 +9,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.pending_calls import PATIENCE_S, StorageCalls
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.observe.status_json import to_json
 from ingestd.pipeline.telemetry.storage import StorageTelemetry

@@ -268,7 +268,6 @@ async def test_without_an_exact_position_varying_differences_are_equal() -> None
     assert (outcome.state, source.looked) == (VerifyState.EQUAL, 2)
 
 
-@pytest.mark.slow
 async def test_more_differences_than_are_kept_are_not_reached() -> None:
     """Other ones in each look: a daemon that is some seconds behind a busy table."""
     quick: dict[str, Any] = {"wait_s": 2.0, "first_rest_s": 0.02}
@@ -284,7 +283,6 @@ async def test_more_differences_than_are_kept_are_not_reached() -> None:
     assert outcome.counts == {Kind.MISSING: 1}
 
 
-@pytest.mark.slow
 async def test_what_was_kept_of_too_many_differences_hides_none() -> None:
     """One that stays may not be among those that are kept, for one look."""
     late = [{"id": n, "note": "late"} for n in range(3, 9)]
@@ -337,7 +335,6 @@ async def test_a_lake_moved_by_infrequent_polls_is_not_taken_for_stuck() -> None
     assert "quiet tables are polled every 100 s: --wait 200s" in str(outcome.fault)
 
 
-@pytest.mark.slow
 async def test_a_look_that_ends_late_is_the_last() -> None:
     """Each may take long: the lake has to come to where the source was."""
     source = Source([ONE, TWO], is_exact=False)

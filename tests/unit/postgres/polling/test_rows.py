@@ -13,7 +13,7 @@ from ingestd.model.changes import TableBatch
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.rows import FoundRows, PollRowOrigin, vanished_rows
+from ingestd.postgres.polling.rows import FoundRows, PollReadPoint, vanished_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,8 +65,8 @@ def looked(rows: Sequence[Sequence[str | None]], next_xid: int = 1000) -> FoundR
     return FoundRows.from_copy(POLLED, copied, next_xid)
 
 
-def changes(found: FoundRows, keys: Held | None, place: PollRowOrigin | None = None) -> list[Any]:
-    batches = found.changes(place or PollRowOrigin(Lsn(77), AT), keys)
+def changes(found: FoundRows, keys: Held | None, place: PollReadPoint | None = None) -> list[Any]:
+    batches = found.changes(place or PollReadPoint(Lsn(77), AT), keys)
     return [row for batch in batches for row in batch.rows.to_pylist()]
 
 
@@ -102,7 +102,7 @@ def test_rows_have_the_polls_position_and_their_transaction() -> None:
 
 
 def test_sequences_continue_across_pages_without_gaps() -> None:
-    place = PollRowOrigin(Lsn(77), AT)
+    place = PollReadPoint(Lsn(77), AT)
     first = changes(looked(ROWS), Held(), place)
     second = changes(looked(ROWS[:1]), Held(), place)
     assert [row["_cdc_seq"] for row in first + second] == [1, 2, 3]
@@ -125,7 +125,7 @@ def test_vanished_rows_have_their_key_and_nothing_else() -> None:
             "_cdc_raw": pa.array([None, [("id", "1e30")]], pa.map_(pa.string(), pa.string())),
         }
     )
-    place = PollRowOrigin(Lsn(88), AT, seq=4)
+    place = PollReadPoint(Lsn(88), AT, seq=4)
     rows = vanished_rows(TABLE, gone, place).rows.to_pylist(maps_as_pydicts="strict")
     assert ops(rows) == [("d", 5), ("d", None)]
     assert [row["_cdc_seq"] for row in rows] == [4, 5]

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.model.schema import Column, Mask, Table, TableId
-from ingestd.postgres.snapshot.incremental import can_be_incremental
+from ingestd.postgres.snapshot.incremental_choice import can_be_incremental
 from ingestd.postgres.snapshot.key_lookup import bare_literal, can_be_found
 
 TEXT, INT8, NUMERIC, FLOAT8 = 25, 20, 1700, 701

@@ -118,10 +118,10 @@ async def test_a_stream_that_can_not_be_opened_leaves_the_advance() -> None:
 async def test_a_commit_is_requested_until_the_position_is_confirmed() -> None:
     confirmation, _ = begun()
     confirmation.request(Lsn(60))
-    assert confirmation.checkpoint_requested
+    assert confirmation.commit_requested
     await confirmation.confirm(Lsn(59))
-    assert confirmation.checkpoint_requested
+    assert confirmation.commit_requested
     await confirmation.confirm(Lsn(60))
-    assert not confirmation.checkpoint_requested
+    assert not confirmation.commit_requested
     confirmation.request_reply(Lsn(60))
-    assert not confirmation.checkpoint_requested
+    assert not confirmation.commit_requested

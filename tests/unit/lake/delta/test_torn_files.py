@@ -13,8 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.plain_files import Fsync
-from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import OperatorError, TableError
 from ingestd.model.lake_state import RAW_TABLE_MISSING, TableEvent, TableState
 from ingestd.model.lsn import Lsn

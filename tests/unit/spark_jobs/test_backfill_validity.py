@@ -12,7 +12,7 @@ from ingestd.model.schema import TableId
 from ingestd.ports import Fragment
 from ingestd.postgres.catalog.block_range import BlockRange
 from spark_jobs.backfills.record import Plan, PlannedSplit
-from spark_jobs.backfills.resume import BackfillStanding, are_there, why_void
+from spark_jobs.backfills.validity import BackfillStanding, are_there, why_void
 from tests.unit.lake.rows import AT
 
 TABLE = TableId("public", "a")

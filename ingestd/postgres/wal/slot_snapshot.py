@@ -11,14 +11,14 @@ from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import advance_wal
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.incremental import can_be_incremental
+from ingestd.postgres.snapshot.incremental_choice import can_be_incremental
 from ingestd.postgres.snapshot.point import PointSnapshot
-from ingestd.postgres.snapshot.read_view import RowOrigin
+from ingestd.postgres.snapshot.read_view import ReadPoint
 from ingestd.postgres.snapshot.resume import remainder_text
 from ingestd.postgres.wal.slots.create import ExportedPoint
 
 
-class TableSnapshot(PointSnapshot):
+class SlotSnapshot(PointSnapshot):
     """A snapshot at the consistent point of a slot."""
 
     def __init__(
@@ -32,7 +32,7 @@ class TableSnapshot(PointSnapshot):
         super().__init__(
             settings,
             exported.snapshot,
-            RowOrigin(exported.point, exported.at),
+            ReadPoint(exported.point, exported.at),
             tables,
             row_limit_bytes=row_limit_bytes,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pyarrow as pa
 
@@ -15,8 +14,9 @@ from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.pushdown import condition
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.read_view import ExportedView, ReadPoint
 from ingestd.postgres.snapshot.table_pages import TablePages
+from ingestd.process.clock import utc_now
 
 
 class CopyPageSource:
@@ -48,7 +48,7 @@ class CopyPageSource:
             conditions = [*keys.bounds, *conditions]
             blocks = BlockRange(keys.schema, keys.name, oid=keys.oid)
             split = replace(split, where=blocks.to_text())
-        view = ExportedView(dsn, split.snapshot, RowOrigin(ZERO, datetime.now(UTC)))
+        view = ExportedView(dsn, split.snapshot, ReadPoint(ZERO, utc_now()))
         self._pages = TablePages(
             dsn,
             split,

@@ -1,9 +1,10 @@
-"""Tables that can't be polled at present."""
+"""The faults of tables that can't be polled at present."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ingestd.model.backoff import Backoff
 from ingestd.model.errors import TableError
@@ -12,7 +13,7 @@ from ingestd.model.schema import TableId
 WAITS = Backoff(60.0, 3600.0)
 
 
-class PollBackoff:
+class PollFaults:
     """The faults of tables that are not polled. Pauses increase, as a re-read follows each."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -43,6 +44,13 @@ class PollBackoff:
         """Drop the faults of tables that have waited: the caller checks these tables."""
         present = self.lasting().keys()
         self._found = {name: found for name, found in self._found.items() if name in present}
+
+    def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
+        """End the wait of those tables that wait; return which these are."""
+        waiting = self._found.keys() & set(tables)
+        for table in waiting:
+            self._found[table] = self._found[table][0], -math.inf
+        return waiting
 
     def clear(self, table: TableId) -> None:
         """Record that a table is polled again."""

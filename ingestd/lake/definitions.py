@@ -6,16 +6,13 @@ Source: docs/types.md ("When the table changes").
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ingestd.model.lake_state import TableState
-
-ASKED_FOR = "again|"
-"""Start of the `progress` of a table that was complete when an operator requested a snapshot: no
-change of it was missed, so it stays complete while it is read."""
+from ingestd.model.recorded_progress import RecordedProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +75,15 @@ class Definition:
         is_full = self.replica_identity == "f"
         return tuple(c.name for c in self.columns if (c.key if is_full else c.identity))
 
+    @property
+    def is_complete_at_every_epoch(self) -> bool:
+        """Return whether the fold of the raw table equals the table at every epoch.
+
+        While a table without a key is re-read, it does not: its new rows coexist with the old ones
+        until the `t`.
+        """
+        return self.is_complete and (bool(self.key) or self.state is TableState.LIVE)
+
 
 class Registry:
     """The rows of `_tables`, in any order."""
@@ -105,7 +111,8 @@ class Registry:
         with_columns = [e for e in events if e["columns"]]
         described = with_columns[-1] if with_columns else last
         state = TableState(last["state"])
-        asked_for = (last["progress"] or "").startswith(ASKED_FOR)
+        # a table that was live when its snapshot was requested stays complete meanwhile
+        serves = RecordedProgress.parse(last["progress"] or "").is_requested
         lives = _lives(with_columns)
         newest = {c.name: c for c in lives if c.until_lsn is None}
         columns = tuple(newest[c["name"]] for c in described["columns"])
@@ -115,14 +122,32 @@ class Registry:
             schema_version=described["schema_version"],
             state=state,
             reason=last["reason"],
-            is_complete=state is TableState.LIVE
-            or (state is TableState.SNAPSHOTTING and asked_for),
+            is_complete=state is TableState.LIVE or (state is TableState.SNAPSHOTTING and serves),
             snapshot_lsn=last["snapshot_lsn"],
             columns=columns,
             replica_identity=described["replica_identity"],
             key_since_lsn=_key_since(with_columns),
             lives=lives,
         )
+
+    def at_epoch(
+        self, table: str, end_lsn: int, is_newest: Callable[[], bool]
+    ) -> Definition | None:
+        """Return a table as it was at the end of an epoch; None if it was unknown.
+
+        `is_newest`: returns whether no later epoch exists. Then a state above the epoch belongs to
+        it. It is called only where that matters, and must read `_epochs` after `_tables` was read.
+        """
+        found, now = self.at(table, end_lsn), self.at(table)
+        if (
+            now is not None
+            and now != found
+            and now.state is TableState.LIVE
+            and (now.snapshot_lsn or 0) <= end_lsn
+            and is_newest()
+        ):
+            return now
+        return found
 
 
 def source_name(column: Mapping[str, Any]) -> str:

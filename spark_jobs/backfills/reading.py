@@ -1,4 +1,8 @@
-"""Reads the tables of a backfill: resumes earlier runs, plans, and runs the tasks."""
+"""Reads the tables of a backfill.
+
+Each table's plan is new, or that of an earlier run if it is still valid (`take_up`). Splits that
+the earlier run finished are not read again (`_orders`).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ from ingestd.model.errors import TableError
 from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import ChangeCapture, Connector, Discovery, Split
-from ingestd.postgres.wal.snapshot import TableSnapshot
+from ingestd.postgres.wal.slot_snapshot import SlotSnapshot
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, definition_of, run_name
-from spark_jobs.backfills.resume import BackfillStanding, are_there, why_void
 from spark_jobs.backfills.table import TableBackfill, event_of, write_marker
 from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
+from spark_jobs.backfills.validity import BackfillStanding, are_there, why_void
 
 LOOK_EVERY_S = 5.0
 """Interval at which the claim is checked while splits are read."""
@@ -63,7 +67,7 @@ class BackfillReading:
         runner: SplitRunner,
         policy: BackfillPolicy,
         *,
-        tell: Callable[[str], None],
+        print_line: Callable[[str], None],
         reached: Callable[[str], None],
     ) -> None:
         self._connector = connector
@@ -71,7 +75,7 @@ class BackfillReading:
         self._reader = reader
         self._runner = runner
         self._policy = policy
-        self._tell = tell
+        self._print_line = print_line
         self._reached = reached
 
     # --- resuming an earlier run -------------------------------------------------------------
@@ -111,11 +115,13 @@ class BackfillReading:
             )
             why = why_void(plan, standing)
             if why is not None:
-                self._tell(f"{table.table.id}: starts over: {why}")
+                self._print_line(f"{table.table.id}: starts over: {why}")
                 await table.clear(self._lake)
                 continue
             table.plan, table.notes, table.is_loaded = plan, notes, is_loaded
-            self._tell(f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are done")
+            self._print_line(
+                f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are done"
+            )
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -135,7 +141,7 @@ class BackfillReading:
             return
         snapshot = await capture.snapshot([t.table for t in reading])
         try:
-            assert isinstance(snapshot, TableSnapshot)
+            assert isinstance(snapshot, SlotSnapshot)
             orders: list[tuple[TableBackfill, SplitOrder]] = []
             for table in reading:
                 try:
@@ -154,7 +160,7 @@ class BackfillReading:
         self,
         committed: LakeState,
         origin: str,
-        snapshot: TableSnapshot,
+        snapshot: SlotSnapshot,
         table: TableBackfill,
     ) -> None:
         """Make a durable plan of the splits to read under this snapshot."""
@@ -165,7 +171,7 @@ class BackfillReading:
                 table.plan = table.plan.continued(list(table.notes.values()))
                 await asyncio.to_thread(table.record.write_plan, table.plan)
                 return
-            self._tell(f"{name}: starts over: its rows are in other files now")
+            self._print_line(f"{name}: starts over: its rows are in other files now")
             await table.clear(self._lake)
             table.plan, table.notes = None, {}
         if not committed.is_live(name):
@@ -201,7 +207,7 @@ class BackfillReading:
     ) -> None:
         if not orders:
             return
-        self._tell(f"reading {len(orders)} splits")
+        self._print_line(f"reading {len(orders)} splits")
         work = partial(self._runner.run, self._reader, [order for _, order in orders])
         running = asyncio.ensure_future(asyncio.to_thread(work))
         try:
@@ -219,7 +225,7 @@ class BackfillReading:
                 table.error = outcome.error()
 
 
-def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[SplitOrder]:
+def _orders(snapshot: SlotSnapshot, table: TableBackfill) -> list[SplitOrder]:
     """Return orders for the splits of a table that are not read yet."""
     plan = table.agreed
     return [

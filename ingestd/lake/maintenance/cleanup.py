@@ -39,7 +39,8 @@ from ingestd.lake.delta.log_files import SIDECARS, sidecars_of
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.store import SET_ASIDE, Store
+from ingestd.lake.store.local_store import SET_ASIDE
+from ingestd.lake.store.store import Store
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
@@ -72,8 +73,8 @@ class LogCleaner:
         self._before_s = written_before_s
         self._began_s = began_s
 
-    def clean(self, live: frozenset[str]) -> CleanupResult:
-        """Remove what is no longer needed; `live`: the files of the newest version.
+    def clean(self, current: frozenset[str]) -> CleanupResult:
+        """Remove what is no longer needed; `current`: the files of the newest version.
 
         Raise whatever `storage_fault` makes of an error.
         """
@@ -86,7 +87,7 @@ class LogCleaner:
             commits = [n for n in sorted(log.commits) if cut is not None and n < cut]
             data = 0
             for number in commits:  # one after another: a kill loses no progress
-                data += self._remove_files_of(number, live)
+                data += self._remove_files_of(number, current)
                 self._store.remove(f"{self._log_folder}/{number:020}.json")
             checkpoints = needless_checkpoints(log, cut, self._before_s)
             for number in checkpoints:
@@ -94,7 +95,7 @@ class LogCleaner:
             left = self._remove_unfinished(found)
             if cut is not None:
                 left += self._remove_of_others(found, cut)
-            data += self._remove_orphans(live)
+            data += self._remove_orphans(current)
             return CleanupResult(len(commits) + len(checkpoints) + left, data)
 
     def _newest_with_data(self, log: LogFiles) -> int:
@@ -116,10 +117,10 @@ class LogCleaner:
         self._store.sync(self._log_folder, [name])
         return rows > 0
 
-    def _remove_files_of(self, number: int, live: frozenset[str]) -> int:
+    def _remove_files_of(self, number: int, current: frozenset[str]) -> int:
         """Delete the files that a commit removed from the table and whose names are like ours."""
         paths = [self._file_of(file.path) for file in self._commit(number).removed()]
-        removable = [path for path in paths if OWN_FILE.match(path) and path not in live]
+        removable = [path for path in paths if OWN_FILE.match(path) and path not in current]
         for path in removable:
             self._store.remove(f"{self._folder}/{path}")
         return len(removable)
@@ -164,10 +165,10 @@ class LogCleaner:
     def _orphaned_s(self) -> float:
         return min(self._before_s, self._began_s)
 
-    def _remove_orphans(self, live: frozenset[str]) -> int:
+    def _remove_orphans(self, current: frozenset[str]) -> int:
         written = self._store.written(self._folder)
         old = {n for n, at in written.items() if OWN_FILE.match(n) and at < self._orphaned_s}
-        old -= live
+        old -= current
         if old:
             old -= self._tombstones()
         for name in old:

@@ -1,4 +1,4 @@
-"""Recovery of a Delta log whose last writes were not durable when the power failed.
+"""Torn files of a Delta log, whose last writes were not durable when the power failed.
 
 Each commit is made durable before the next is begun, so only the newest can be incomplete (*torn*):
 truncated or empty; deltalake silently skips an empty one. Checkpoints are made concurrently with

@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spark_jobs.lake.tables import Registry
+from ingestd.lake.definitions import Registry
 
 BEGAN = datetime(2026, 11, 25, tzinfo=UTC)
 

@@ -1,0 +1,102 @@
+"""Columns that changed: their values are those of the source, by its names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import ingestd
+from ingestd.lake.fold.raw_texts import RAW_TYPE, TextEntries
+from ingestd.model.schema import Column, Table
+from tests.harness.raw_lake import RawLake
+from tests.unit.lake.rows import make_table
+
+AMOUNT = Column("amount", 23, -1, pa.int32(), "integer")
+NEWER = Column("amount", 1700, -1, pa.decimal128(4, 2), "numeric(4,2)", stored_as="amount__v2")
+BEFORE = make_table("orders", AMOUNT)
+
+
+def altered(*columns: Column) -> Table:
+    return replace(BEFORE, columns=(*BEFORE.columns[:2], *columns))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> RawLake:
+    """A table that is live, with rows 1 and 2, whose `amount` is an integer."""
+    raw = RawLake(tmp_path / "lake")
+    raw.next_lsn()
+    rows = [{"id": n, "amount": n, "note": "a"} for n in (1, 2)]
+    place = {"_cdc_lsn": raw.lsn, "_cdc_seq": 0, "_cdc_op": "r"}
+    raw.commit({BEFORE: [{**place, "_cdc_seq": -1, "_cdc_op": "t"}, *(place | r for r in rows)]})
+    raw.record("live", BEFORE, snapshot_lsn=raw.lsn)
+    return raw
+
+
+def current(lake: RawLake, *, merge_versions: bool = True) -> list[dict[str, object]]:
+    table = ingestd.open_lake(str(lake.uri)).source("shop").table("public.orders")
+    found = table.current(merge_versions=merge_versions).sort_by("id").to_pylist()
+    return [{n: v for n, v in row.items() if n != "note"} for row in found]
+
+
+def change(lake: RawLake, table: Table, **row: object) -> None:
+    lake.commit({table: [{"_cdc_lsn": lake.next_lsn(), "_cdc_seq": 1, **row}]})
+
+
+def test_a_column_of_another_type_is_one_column(lake: RawLake) -> None:
+    """Values of the older type that the newest can't hold are texts."""
+    newer = altered(NEWER)
+    lake.record("live", newer, snapshot_lsn=110)
+    change(lake, newer, id=3, amount__v2=Decimal("1.50"))
+    change(lake, newer, id=2, _cdc_op="u", _cdc_unchanged=["amount__v2"], note="b")
+    texts = {1: "1", 2: "2"}
+    assert current(lake) == [
+        {"id": n, "amount": None, "_cdc_raw": [("amount", text)]} for n, text in texts.items()
+    ] + [{"id": 3, "amount": Decimal("1.50"), "_cdc_raw": None}]
+    assert [row["amount"] for row in current(lake, merge_versions=False)] == [1, None, None]
+
+
+def test_a_column_that_was_re_created_has_no_earlier_values(lake: RawLake) -> None:
+    lake.record("live", altered(), snapshot_lsn=110)
+    lake.next_lsn()
+    again = altered(replace(AMOUNT, missing="7"))
+    lake.record("live", again, snapshot_lsn=110)
+    change(lake, again, id=3, amount=8)
+    assert [row["amount"] for row in current(lake)] == [7, 7, 8]
+
+
+def test_a_missing_value_may_be_a_text(lake: RawLake) -> None:
+    added = Column("price", 1700, -1, pa.decimal128(4, 2), "numeric", missing="NaN")
+    newer = altered(AMOUNT, added)
+    lake.next_lsn()
+    lake.record("live", newer, snapshot_lsn=110)
+    change(lake, newer, id=2, _cdc_op="u", amount=3, price=Decimal("1.00"))
+    assert current(lake) == [
+        {"id": 1, "amount": 1, "price": None, "_cdc_raw": [("price", "NaN")]},
+        {"id": 2, "amount": 3, "price": Decimal("1.00"), "_cdc_raw": None},
+    ]
+
+
+def test_unsent_parts_of_a_key_are_in_the_old_row(tmp_path: Path) -> None:
+    key = ("id", "part")
+    part = Column("part", 25, -1, pa.string(), "text", identity=True)
+    table = replace(make_table("orders", part), key=key, before=key)
+    lake = RawLake(tmp_path / "lake")
+    lake.record("live", table, snapshot_lsn=1)
+    change(lake, table, id=1, part="long", note="a")
+    old = {"id": 1, "part": "long"}
+    unsent = {"_cdc_unchanged": ["part"], "_cdc_before": old}
+    change(lake, table, _cdc_op="u", id=2, note="b", **unsent)
+    assert current(lake) == [{"id": 2, "part": "long", "_cdc_raw": None}]
+
+
+def test_entries_of_texts_are_renamed_and_dropped() -> None:
+    raw = pa.array([None, [("b", "1"), ("a", "2")], [("c", "3")], []], RAW_TYPE)
+    entries = TextEntries.from_column(raw.slice(1))
+    found = entries.renamed({"a": "x", "b": "y"}.get).with_more("z", {2: "4"})
+    assert found.to_column(3).to_pylist() == [[("x", "2"), ("y", "1")], None, [("z", "4")]]
+    replaced = found.with_more("x", {0: "5"}).to_column(3)
+    assert replaced.to_pylist() == [[("x", "5"), ("y", "1")], None, [("z", "4")]]
