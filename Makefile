@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 FAST := not (slow or attack or thorough or long)
-.PHONY: help demo unit test test-thorough test-long test-hostile attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java
+.PHONY: help demo unit test test-thorough test-long test-hostile attack matrix spark-matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -48,6 +48,9 @@ test-hostile: $(VENV)/.dev ## Run the integration tests where others have shadow
 
 matrix: $(VENV)/.dev ## Run the tests of servers on PostgreSQL 14 to 18 (ARGS="14 17" for some)
 	@$(BIN)/python -m tests.matrix $(ARGS)
+
+spark-matrix: $(VENV)/.dev java ## Run tests of the jobs on Spark 3.5 and 4.2 (ARGS="4.0 4.1" for others, ARGS=all)
+	@$(BIN)/python -m tests.spark_matrix $(ARGS)
 
 soak: $(VENV)/.dev ## Kill daemon, Postgres, connections at random (MINUTES=10 SEED=n), compare
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)

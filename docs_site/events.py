@@ -118,6 +118,8 @@ MEANINGS: Mapping[str, str] = {
 }
 OF_JOBS: Mapping[str, str] = {
     "JOB.moved": "All tables were advanced to the same epoch. `JOB` is `mirror` or `history`.",
+    "accelerator.off": "Delta's classes are not as the driver expects them (`reason`): Spark does all work"
+    " of this run.",
     "raw.files_gone": "Files that a raw table's log names are missing; the job continues without them.",
     "mirror.rebuilding": "A mirror is re-created, for the given `reason`.",
     "table.resumed": "A table that had stopped continues.",

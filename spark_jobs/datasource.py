@@ -48,13 +48,14 @@ from pyspark.sql.types import StructType
 
 from ingestd.model.predicates import Predicate
 from ingestd.ports import Connector, PageSource, Split
+from spark_jobs.lake.types import arrow_schema
 from spark_jobs.source.filters import predicate_of
 from spark_jobs.source.keeper_process import jvm_pid, keeper_of, listening_host
 from spark_jobs.source.keeper_protocol import KeeperAddress
 from spark_jobs.source.lease import Lease, leased, register
 from spark_jobs.source.options import FORMAT, SourceOptions, parse_options
 from spark_jobs.source.read_plan import ReadPlan
-from spark_jobs.source.schema import arrow_schema, as_spark_takes, chosen, spark_schema
+from spark_jobs.source.schema import as_spark_takes, chosen, spark_schema
 from spark_jobs.source.split_batches import batches_of
 from spark_jobs.source.table import SourceTable, find_table
 

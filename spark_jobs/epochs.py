@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ingestd.model.errors import OperatorError
+from spark_jobs.accelerator.by_driver import accelerator_of
 from spark_jobs.cli.arguments import spark_uri
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.engine.cuts import EpochCut, find_cut, newest_cut
@@ -92,7 +93,10 @@ def latest(spark: SparkSession, target: str) -> MirrorCut:
 def _cut(spark: SparkSession, target: str, epoch: int | None) -> MirrorCut:
     uri = spark_uri(target)
     path = f"{uri}/{MIRRORS}"
-    found = newest_cut(spark, path, "mirror") if epoch is None else find_cut(spark, path, epoch)
+    if epoch is None:
+        found = newest_cut(spark, path, "mirror", accelerator_of(spark))
+    else:
+        found = find_cut(spark, path, epoch)
     if found is None:
         at = "" if epoch is None else f" at or below epoch {epoch}"
         raise OperatorError(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
+    from spark_jobs.delta_log.acceleration import Accelerator
     from spark_jobs.engine.table_mover import TableJob
 
 
@@ -38,11 +39,12 @@ def main(
     stop: threading.Event | None = None,
     after_commit: Callable[[str], None] = lambda _: None,
     job: TableJob | None = None,
+    accelerator: Accelerator | None = None,
 ) -> int:
     """Run the job and return its exit code: 1 if a table stopped.
 
-    `stop` ends a continuous run; `after_commit` is called after every commit, and `job` moves the
-    tables instead of what the arguments say: both for tests.
+    `stop` ends a continuous run. For tests: `after_commit` is called after every commit, `job`
+    moves the tables, and `accelerator` helps, instead of what the arguments say.
     """
     chosen = parser().parse_args(arguments)
 
@@ -53,7 +55,13 @@ def main(
         return job or MirrorJob(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
 
     return run_table_job(
-        chosen, make, name="mirror", log_name=MIRRORS, stop=stop, after_commit=after_commit
+        chosen,
+        make,
+        name="mirror",
+        log_name=MIRRORS,
+        stop=stop,
+        after_commit=after_commit,
+        accelerator=accelerator,
     )
 
 

@@ -5,37 +5,30 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
-import re
-import shutil
-import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.model.errors import OperatorError
+from spark_jobs.pairs import PAIRS, Pair, ensure_pair, ensure_since, pair_of, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-DELTA_VERSION = "4.4.0"
-DELTA_PACKAGE = f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION}"
-_ARTIFACTS = ("delta-spark_4.2_2.13", "delta-storage")
-"""The two jars that Delta needs in addition to Spark's own."""
+PARQUET_SETTINGS: Mapping[str, str] = {
+    f"spark.sql.parquet.{kind}RebaseModeIn{way}": "CORRECTED"
+    for kind in ("datetime", "int96")
+    for way in ("Read", "Write")
+}
+"""Dates in files are those of today's calendar, as other engines write them.
 
-SPARK_VERSION = "4.2"
-"""The version that these jobs are written for and tested with; Delta's jars are for it, too."""
-
-JAVA_MAJOR = 17
-_JAVA_REMEDY = (
-    "apt install openjdk-17-jre-headless (or: sdk install java 17.0.15-tem), then set JAVA_HOME"
-)
-_PYSPARK_REMEDY = "pip install 'ingestd[spark]'"
-
+Spark 3.5 refuses dates before 1582 in files that it did not write, and with LEGACY shifts them.
+"""
 DELTA_SETTINGS: Mapping[str, str] = {
+    **PARQUET_SETTINGS,
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
@@ -62,14 +55,15 @@ def job_session(
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
     needs_driver: bool = False,
+    since: str = PAIRS[0].spark,
 ) -> SparkSession:
     """Return the session in which a job runs, however the job was started.
 
     `remote` (or SPARK_REMOTE in the environment) names a Spark Connect server. Under spark-submit
     it is spark-submit's session, with its master and jars. Otherwise it is local (`local_session`).
     `settings` are applied except on a Connect server. `needs_driver`: refuse a Connect server,
-    because the job runs in the driver. Raises OperatorError, also for a version of Spark or Delta
-    that these jobs are not written for.
+    because the job runs in the driver. `since`: the first version of Spark that the job runs on.
+    Raises OperatorError, also for a version of Spark or Delta that these jobs are not written for.
     """
     remote = remote or os.environ.get("SPARK_REMOTE")
     if remote and needs_driver:
@@ -80,8 +74,10 @@ def job_session(
     if remote:
         session = _connect(app_name, remote)
     elif _IS_SUBMITTED in os.environ:
+        ensure_since(app_name, since, ensure_pair(starts_java=False))
         session = _submitted(app_name, settings or {})
     else:
+        ensure_since(app_name, since, ensure_pair())
         session = local_session(app_name, settings=settings)
     require_versions(session)
     _log_no_statistics(session)
@@ -116,7 +112,8 @@ _IS_SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
 def _connect(app_name: str, remote: str) -> SparkSession:
-    _require_pyspark()
+    if importlib.util.find_spec("pyspark") is None:
+        raise OperatorError("pyspark is not installed", remedy="pip install 'pyspark[connect]'")
     from pyspark.errors import PySparkException  # noqa: PLC0415 - only where it is installed
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -144,20 +141,17 @@ def _submitted(app_name: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def require_versions(session: SparkSession) -> None:
-    """Raise OperatorError unless Spark is 4.2 and (if it can be read) Delta is 4.4."""
-    if not session.version.startswith(f"{SPARK_VERSION}."):
-        raise OperatorError(
-            f"these jobs need Spark {SPARK_VERSION}; this one is {session.version}",
-            remedy=f"pip install 'pyspark=={SPARK_VERSION}.*', or a cluster of that version",
-        )
+    """Raise OperatorError unless Spark and (if it can be read) Delta are a known pair."""
+    fit = pairs_of(session.version)
     jvm = getattr(session, "_jvm", None)
     if jvm is None:  # Connect: a wrong Delta fails when a table is read
         return
     found = _delta_version(jvm)
-    if found is None or found.split(".")[:2] != DELTA_VERSION.split(".")[:2]:
+    if found is None or pair_of(session.version, found) is None:
+        needed = " or ".join(pair.delta for pair in fit)
         raise OperatorError(
-            f"these jobs need Delta {DELTA_VERSION}; this session has {found or 'none'}",
-            remedy=f"spark-submit --packages {DELTA_PACKAGE} ..., and no other Delta in its jars",
+            f"Spark {session.version} needs Delta {needed}; this session has {found or 'none'}",
+            remedy=f"spark-submit --packages {fit[0].package} ..., and no other Delta in its jars",
         )
 
 
@@ -176,19 +170,19 @@ def local_session(
     """Return this process's Spark session with Delta; `settings` override the local ones.
 
     Uses Delta's jars in the Ivy or Maven cache, which needs no network; else Spark fetches them.
-    Raises OperatorError without Java 17, pyspark, or the jars.
+    Raises OperatorError without Java, a pair of Spark and Delta that work together, or the jars.
     """
-    require_spark()
-    with _alone_while_fetching():
-        session = _started(app_name, settings or {}, master)
+    pair = ensure_pair()
+    with _alone_while_fetching(pair):
+        session = _started(app_name, settings or {}, master, pair)
     session.sparkContext.setLogLevel("ERROR")
     return session
 
 
 @contextmanager
-def _alone_while_fetching() -> Iterator[None]:
+def _alone_while_fetching(pair: Pair) -> Iterator[None]:
     """Wait while another process fetches Delta's jars: two at a time corrupt Ivy's cache."""
-    if cached_jars() is not None:
+    if cached_jars(pair) is not None:
         yield
         return
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -199,7 +193,7 @@ def _alone_while_fetching() -> Iterator[None]:
         yield
 
 
-def _started(app_name: str, settings: Mapping[str, str], master: str) -> SparkSession:
+def _started(app_name: str, settings: Mapping[str, str], master: str, pair: Pair) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - only where it is installed
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -208,78 +202,40 @@ def _started(app_name: str, settings: Mapping[str, str], master: str) -> SparkSe
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName(app_name)
-    for name, value in {**LOCAL_SETTINGS, **_jar_settings(), **settings}.items():
+    for name, value in {**LOCAL_SETTINGS, **_jar_settings(pair), **settings}.items():
         builder = builder.config(name, value)
     try:
         session: SparkSession = builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise OperatorError(
             f"Spark did not start: {error}",
-            remedy=f"see Spark's messages above; without network, put the jars of {DELTA_PACKAGE}"
-            " and of delta-storage into ~/.ivy2.5.2/jars",
+            remedy=f"see Spark's messages above; without network, put the jars of {pair.package}"
+            " and of delta-storage into ~/.ivy2/jars",
         ) from error
     return session
 
 
-def require_spark() -> None:
-    """Raise OperatorError, with the command that installs it, if Java or pyspark is missing."""
-    _require_pyspark()
-    found = java_major()
-    if found is None:
-        raise OperatorError(f"Spark needs Java {JAVA_MAJOR}; found none", remedy=_JAVA_REMEDY)
-    if found < JAVA_MAJOR:
-        raise OperatorError(f"Spark needs Java {JAVA_MAJOR}, not {found}", remedy=_JAVA_REMEDY)
-
-
-def _require_pyspark() -> None:
-    if importlib.util.find_spec("pyspark") is None:
-        raise OperatorError("pyspark is not installed", remedy=_PYSPARK_REMEDY)
-
-
-def java_major() -> int | None:
-    """Return the major version of Java that Spark would use (JAVA_HOME, PATH); None without one."""
-    match = re.search(r'version "(?:1\.)?(\d+)', _java_version() or "")
-    return None if match is None else int(match[1])
-
-
-def _java_version() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    return None if java is None or not Path(java).exists() else _version_line(java)
-
-
-@cache
-def _version_line(java: str) -> str | None:
-    try:
-        done = subprocess.run(  # noqa: S603 - the Java that Spark would start
-            [java, "-version"], capture_output=True, text=True, check=False
-        )
-    except OSError:  # a file with that name can't be started
-        return None
-    return done.stderr
-
-
-def cached_jars(home: Path | None = None) -> list[Path] | None:
+def cached_jars(pair: Pair, home: Path | None = None) -> list[Path] | None:
     """Return Delta's jars in the Ivy and Maven caches below `home`; None if one is missing."""
-    root = Path.home() if home is None else home
-    found = [_first_existing(_places(root, artifact)) for artifact in _ARTIFACTS]
+    root, version = Path.home() if home is None else home, pair.releases[1]
+    found = [_first_existing(_places(root, artifact, version)) for artifact in pair.jars]
     return [path for path in found if path is not None] if None not in found else None
 
 
-def _jar_settings() -> dict[str, str]:
-    jars = cached_jars()
+def _jar_settings(pair: Pair) -> dict[str, str]:
+    jars = cached_jars(pair)
     if jars is None:
-        return {"spark.jars.packages": DELTA_PACKAGE}
+        return {"spark.jars.packages": pair.package}
     # (not in `spark.jars`: each session would copy them)
     return {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
 
 
-def _places(root: Path, artifact: str) -> Iterable[Path]:
-    name = f"{artifact}-{DELTA_VERSION}.jar"
+def _places(root: Path, artifact: str, version: str) -> Iterable[Path]:
+    name = f"{artifact}-{version}.jar"
     for ivy in (".ivy2.5.2", ".ivy2"):
         yield root / ivy / "jars" / f"io.delta_{name}"
         yield root / ivy / "cache" / "io.delta" / artifact / "jars" / name
-    yield root / ".m2" / "repository" / "io" / "delta" / artifact / DELTA_VERSION / name
+    yield root / ".m2" / "repository" / "io" / "delta" / artifact / version / name
 
 
 def _first_existing(places: Iterable[Path]) -> Path | None:

@@ -16,7 +16,7 @@ def meaning_of(error: Exception) -> IngestdError:
     Of an AnalysisException it has the first line, which names tables and columns. Of all others it
     has only the condition and the class: their texts contain values.
     """
-    kind, condition = type(error).__name__, _condition(error)
+    kind, condition = type(error).__name__, condition_of(error)
     if kind == "AnalysisException":
         return OperatorError(f"Spark refused: {_first_line(error)}")
     java = getattr(error, "java_exception", None)
@@ -30,8 +30,9 @@ def meaning_of(error: Exception) -> IngestdError:
     )
 
 
-def _condition(error: Exception) -> str | None:
-    ask = getattr(error, "getCondition", None)
+def condition_of(error: Exception) -> str | None:
+    """Return the name of Spark's error condition; None for an error without one."""
+    ask = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)  # (3.5)
     found = ask() if callable(ask) else None
     return None if found is None else str(found)
 

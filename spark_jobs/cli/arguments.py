@@ -64,6 +64,16 @@ def add_tables(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_accelerator(parser: argparse.ArgumentParser) -> None:
+    """Add --no-accelerator."""
+    parser.add_argument(
+        "--no-accelerator",
+        action="store_false",
+        dest="accelerator",
+        help="do everything by Spark's public calls, slower (or INGESTD_SPARK_ACCELERATOR=off)",
+    )
+
+
 def _pattern(text: str) -> str:
     try:
         TableId.parse(text.removeprefix("!"))

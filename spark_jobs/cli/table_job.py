@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from spark_jobs.cli.arguments import (
     EXIT_DONE,
     EXIT_OPERATOR,
+    add_accelerator,
     add_lake,
     add_tables,
     job_parser,
@@ -22,6 +23,7 @@ from spark_jobs.session import job_session
 if TYPE_CHECKING:
     import argparse
 
+    from spark_jobs.delta_log.acceleration import Accelerator
     from spark_jobs.engine.table_mover import TableJob
 
 
@@ -48,6 +50,7 @@ def table_job_parser(name: str, description: str, tables: str) -> argparse.Argum
     found.add_argument(
         "--checkpoint", metavar="URI", help=f"the query's (default: <target>/_{name}_checkpoint)"
     )
+    add_accelerator(found)
     return found
 
 
@@ -59,23 +62,31 @@ def run_table_job(
     log_name: str,
     stop: threading.Event | None,
     after_commit: Callable[[str], None],
+    accelerator: Accelerator | None = None,
 ) -> int:
     """Run the job that `make` returns, and return its exit code: 1 if a table stopped.
 
     `make` also returns the settings of the job's sessions. It is called once a session exists, so
     it may import pyspark. `log_name`: of the log of the job's cuts; `stop` ends a continuous run;
-    `after_commit` is called after every commit, for tests.
+    `after_commit` is called after every commit, and `accelerator` takes the place of the session's:
+    both for tests.
     """
     lake, target = lake_uri(chosen), spark_uri(chosen.target)
     session = job_session(
         f"ingestd {name} {chosen.source}", remote=chosen.remote, needs_driver=True
     )
+    from spark_jobs.accelerator.by_driver import accelerator_of  # noqa: PLC0415 - imports pyspark
     from spark_jobs.engine.epoch_stream import EpochStream  # noqa: PLC0415
     from spark_jobs.lake.source_lake import SourceLake  # noqa: PLC0415 - imports pyspark
 
     job, settings = make()
     stream = EpochStream(
-        lake=SourceLake(session, lake, chosen.source),
+        lake=SourceLake(
+            session,
+            lake,
+            chosen.source,
+            accelerator=accelerator or accelerator_of(session, is_wanted=chosen.accelerator),
+        ),
         target=target,
         log_name=log_name,
         job=job,

@@ -30,13 +30,13 @@ from ingestd.lake.delta.log_files import SIDECARS, ensure_readable_log
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.store.plain_files import LOG
 from spark_jobs.delta_log.commits import delta_log, snapshot_of
-from spark_jobs.delta_log.driver_files import (
+from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class, option
+from spark_jobs.delta_log.table_files import (
     VECTOR_ID_LENGTH,
     ensure_plain,
     local_folder,
     vector_files_of,
 )
-from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class, option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

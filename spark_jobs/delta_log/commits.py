@@ -20,7 +20,7 @@ from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.plain_files import ensure_size
 from ingestd.model.recorded import RecordError, read_json
-from spark_jobs.delta_log.jvm import DELTA, HADOOP_PATH, java_class, option
+from spark_jobs.delta_log.jvm import DELTA, HADOOP_PATH, java_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -209,13 +209,14 @@ def snapshot_of(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Sc
 
     No Spark job for a version that Delta wrote; one for a version of another engine, once.
     """
-    nothing = option(session)
-    return delta_log(session, path).update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
+    logs = java_class(session, f"{DELTA}.DeltaLog")  # Delta has no call for it in Python
+    # (`update` takes other arguments in each version)
+    return logs.forTableWithSnapshot(session._jsparkSession, path)._2()  # noqa: SLF001
 
 
 def delta_log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
     """Return Delta's view of a table's log."""
-    logs = java_class(session, f"{DELTA}.DeltaLog")  # Delta has no call for it in Python
+    logs = java_class(session, f"{DELTA}.DeltaLog")
     return logs.forTable(session._jsparkSession, path)  # noqa: SLF001
 
 

@@ -7,37 +7,30 @@ stopped nor dropped.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from delta.tables import DeltaTable
-from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
-from ingestd.lake.delta.commit import statistics_of
 from ingestd.model.errors import OperatorError
 from ingestd.process.clock import utc_now
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import (
     CHECKPOINTS,
-    current_version,
     identity,
-    log_entries,
-    snapshot_of,
 )
-from spark_jobs.delta_log.driver_commit import AppTransaction, commit, is_plain, new_file, removed
-from spark_jobs.delta_log.newest_files import NewestFiles
+from spark_jobs.lake.exchange import from_arrow
 from spark_jobs.lake.source_lake import as_spark_gives
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.delta_log.file_cache import Action
+    from spark_jobs.delta_log.acceleration import Accelerator
     from spark_jobs.lake.source_lake import SourceLake
 
 SCHEMA = (
@@ -86,8 +79,8 @@ class EpochCut:
 class CutLog:
     """The Delta table at `path`. `name`: the job's, for messages.
 
-    Cuts are added without a Spark job as long as no other writer commits. (Maintenance does.)
-    `commit`: as `driver_commit.commit`.
+    With an accelerator, cuts are added without a Spark job as long as no other writer commits.
+    (Maintenance does.)
     """
 
     def __init__(
@@ -95,14 +88,12 @@ class CutLog:
         session: SparkSession,
         path: str,
         name: str,
-        *,
-        commit: Callable[..., bool] = commit,
+        accelerator: Accelerator,
     ) -> None:
-        self._commit = commit
         self._session = session
         self._name = name
-        self._version: int | None = None  # of the log, when its newest cut was the caller's
-        self._newest: tuple[int, Action] | None = None  # its epoch and add action, if known
+        self._accelerator = accelerator
+        self._writer = accelerator.row_writer(session, path, _app_id(name))
         self.path = path
 
     def open(self, lake: SourceLake) -> tuple[str, bool]:
@@ -118,7 +109,8 @@ class CutLog:
             for name, value in {**wanted, **CHECKPOINTS}.items():
                 table = table.property(name, value)
             table.execute()
-            self._version = 0
+            self._writer.look()
+            self._writer.follow(None)
             return epochs_id, True
         _, found = identity(self._session, self.path)
         if any(found.get(name) != value for name, value in wanted.items()):
@@ -131,9 +123,9 @@ class CutLog:
 
     def last(self) -> EpochCut | None:
         """Return the newest cut; None without one. Spark job, unless the log has it."""
-        self._version = current_version(self._session, self.path)
-        found = newest_cut(self._session, self.path, self._name)
-        self._newest = None if found is None else self._added(found.epoch, self._version)
+        self._writer.look()
+        found = newest_cut(self._session, self.path, self._name, self._accelerator)
+        self._writer.follow(None if found is None else found.epoch)
         return found
 
     def append_cut(self, cut: EpochCut, *, replace: bool) -> None:
@@ -151,48 +143,11 @@ class CutLog:
         }
         # From an Arrow table: Python rows would make Spark start a worker process.
         rows = pa.Table.from_pylist([row], _ARROW_SCHEMA)
-        if not self._put(rows, cut.epoch, replace=replace):
+        if not self._writer.put(rows, cut.epoch, replace=replace):
             self._written(rows, cut.epoch, replace=replace)
 
-    def _put(self, rows: pa.Table, epoch: int, *, replace: bool) -> bool:
-        """Add a cut without Spark; return False if another writer may have committed."""
-        known, self._version = self._version, None
-        before, self._newest = self._newest, None
-        snapshot = snapshot_of(self._session, self.path)
-        if known is None or snapshot.version() != known or not is_plain(snapshot):
-            return False
-        actions: list[Action] = []
-        if replace:
-            if before is None or before[0] != epoch:
-                return False
-            actions.append(removed(before[1], time.time_ns() // 1_000_000))
-        try:
-            added = new_file(self._session, self.path, rows, indexed=["epoch"])
-            transaction = AppTransaction(
-                _app_id(self._name), epoch, "Update" if replace else "Append"
-            )
-            is_committed = self._commit(
-                self._session, self.path, [*actions, added], transaction, of_version=known
-            )
-        except (Py4JError, OSError):
-            return False  # Spark reports the cause
-        if is_committed:
-            self._version, self._newest = known + 1, (epoch, added["add"])
-        return is_committed
-
-    def _added(self, epoch: int, version: int) -> tuple[int, Action] | None:
-        """Return the newest cut's add action, if the commit of that version added nothing else."""
-        entries = log_entries(self._session, self.path, version) or []
-        adds = [e["add"] for e in entries if "add" in e and e["add"]["dataChange"]]
-        if len(adds) != 1:
-            return None
-        statistics = statistics_of(adds[0].get("stats"))
-        bounds = [statistics.get(name, {}).get("epoch") for name in ("minValues", "maxValues")]
-        is_it = statistics.get("numRecords") == 1 and bounds == [epoch, epoch]
-        return (epoch, adds[0]) if is_it else None
-
     def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:
-        writer = self._session.createDataFrame(rows).coalesce(1).write.format("delta")
+        writer = from_arrow(self._session, rows).coalesce(1).write.format("delta")
         if replace:
             CheckedTables().ensure(self._session, self.path)
             writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {epoch}")
@@ -203,21 +158,25 @@ class CutLog:
                 .option("txnVersion", str(epoch))
             )
         writer.save(self.path)
-        newest = self.last()
-        if newest is None or newest.epoch != epoch:
-            self._version = None  # another run is ahead: leave it to Spark to add no cut twice
+        self._writer.look()
+        newest = newest_cut(self._session, self.path, self._name, self._accelerator)
+        if newest is not None and newest.epoch == epoch:
+            self._writer.follow(epoch)
+        # else another run is ahead: leave it to Spark to add no cut twice
 
 
 def _app_id(name: str) -> str:
     return f"ingestd-{name}/cuts"
 
 
-def newest_cut(session: SparkSession, path: str, name: str) -> EpochCut | None:
+def newest_cut(
+    session: SparkSession, path: str, name: str, accelerator: Accelerator
+) -> EpochCut | None:
     """Return the newest cut; None without one. Raises OperatorError if the log does not exist.
 
     `name`: of the job that adds them. Spark job, unless the log's newest entries have the cut.
     """
-    newest = NewestFiles(session, path).last_rows(_app_id(name))
+    newest = accelerator.newest(session, path).last_rows(_app_id(name))
     # (with column mapping, files have other column names)
     if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
         return find_cut(session, path)

@@ -87,7 +87,7 @@ class EpochStream:
     def __post_init__(self) -> None:
         self._epochs = EpochMemory(self.lake)
         path = f"{self.target}/{self.log_name}"
-        self._cuts = CutLog(self.lake.session, path, self.job.name)
+        self._cuts = CutLog(self.lake.session, path, self.job.name, self.lake.accelerator)
 
     def run(
         self, checkpoint: str | None, *, once: bool, interval_s: float, stop: threading.Event

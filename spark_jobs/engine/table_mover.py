@@ -20,6 +20,7 @@ from ingestd.model.schema import TableId
 from spark_jobs.delta_log.checked_tables import missing_files
 from spark_jobs.delta_log.commits import Signature, commits_above, current_version
 from spark_jobs.lake.targets import table_path
+from spark_jobs.session import PARQUET_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -285,7 +286,7 @@ class TableMover:
             session = self.lake.session.newSession()
             # The session's time zone determines how times are compared and written as text.
             session.conf.set("spark.sql.session.timeZone", "UTC")
-            for name, value in self.settings.items():
+            for name, value in {**PARQUET_SETTINGS, **self.settings}.items():
                 session.conf.set(name, value)
             self._sessions.session = session
         return session

@@ -10,6 +10,7 @@ from pyspark.sql import functions as f
 
 from ingestd.lake.fold.outcomes import FoldedChanges, SourceText, keys_of
 from spark_jobs.lake.columns import RAW, col, same_key
+from spark_jobs.lake.exchange import from_arrow, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,15 +63,14 @@ def _rows_of(
         for i in range(len(every))
     ]
     columns[RAW] = pa.array(raw, pa.map_(pa.string(), pa.string()))
-    local = mirror.sparkSession.createDataFrame(pa.table(columns))
+    local = from_arrow(mirror.sparkSession, pa.table(columns))
     names = dict.fromkeys([*(k.name for k in key), *wanted, RAW])
-    return (
+    rows = (
         mirror.select(*[col(name) for name in names])
         .alias("t")
         .join(f.broadcast(local.alias("s")), same_key(key, "t", "s"), "left_semi")
-        .toArrow()
-        .combine_chunks()
     )
+    return to_arrow(rows).combine_chunks()
 
 
 def _raw_text(value: object) -> str | None:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from ingestd.lake.fold.outcomes import DELETED, KEPT
 from ingestd.model.changes import OF_BEFORE
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col, may_be_raw, same_key
+from spark_jobs.lake.exchange import from_arrow, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -120,7 +121,7 @@ def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Ta
     links = changed.where(f.size("_cdc_unchanged") > 0)
     new = links.select(*[col(k.name) for k in key], f.col(RAW))
     old = links.select(*[_old(k.name).alias(k.name) for k in key], old_texts().alias(RAW))
-    keys = session.createDataFrame(new.union(old).toArrow())
+    keys = from_arrow(session, to_arrow(new.union(old)))
     same, was_same = same_key(key, "c", "k"), f.lit(True)  # noqa: FBT003 - SQL's true
     for k in key:
         was_same = was_same & f.col("c._cdc_before").getField(k.name).eqNullSafe(col(k.name, "k"))
@@ -131,7 +132,7 @@ def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Ta
     touching = changes.alias("c").join(named, same, "left_semi")
     vacating = changed.alias("c").join(named, was_same, "left_semi").alias("c")
     others = vacating.join(named, same, "left_anti")
-    return pa.concat_tables([touching.toArrow(), others.toArrow()]), keys
+    return pa.concat_tables([to_arrow(touching), to_arrow(others)]), keys
 
 
 def old_texts() -> Column:
@@ -140,7 +141,7 @@ def old_texts() -> Column:
         f.transform(
             f.filter(f.map_entries(RAW), lambda e: e["key"].startswith(OF_BEFORE)),
             lambda e: f.struct(
-                f.substring(e["key"], f.lit(len(OF_BEFORE) + 1), f.length(e["key"])), e["value"]
+                e["key"].substr(f.lit(len(OF_BEFORE) + 1), f.length(e["key"])), e["value"]
             ),
         )
     )

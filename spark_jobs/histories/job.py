@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
-from pyspark.sql.types import DataType
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
@@ -19,6 +18,7 @@ from spark_jobs.histories.table import GOES, HistoryTable, clash
 from spark_jobs.histories.version_columns import VERSION
 from spark_jobs.histories.window import RowsGoneError, Window, empty_window, raw_rows, read_window
 from spark_jobs.lake.columns import col
+from spark_jobs.lake.types import named_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,7 +85,7 @@ def _shape(lake: SourceLake, step: Step) -> HistoryShape:
         ) from error
     for column in step.definition.columns:  # a new one is missing before its first row
         if column.name not in schema.names:
-            schema = schema.add(column.name, DataType.fromDDL(column.delta_type))
+            schema = schema.add(column.name, named_type(column.delta_type))
     return HistoryShape.from_schema(schema, step.definition)
 
 

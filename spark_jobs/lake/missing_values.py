@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType
 
 from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import ByteBuffer, TextColumn
+from ingestd.lake.delta.types import arrow_type
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def missing_value(column: LakeColumn) -> tuple[Column, str | None]:
         return f.lit(None).cast(column.delta_type), None
     buffer = column.missing.encode()
     texts = TextColumn(ByteBuffer(buffer), np.zeros(1, np.int64), np.full(1, len(buffer), np.int64))
-    array, refused = cast(texts, to_arrow_type(DataType.fromDDL(column.delta_type), timezone="UTC"))
+    array, refused = cast(texts, arrow_type(column.delta_type))
     if len(refused) or isinstance(array[0].as_py(), dict):
         return f.lit(None).cast(column.delta_type), column.missing
     return _literal(array[0].as_py()).cast(column.delta_type), None

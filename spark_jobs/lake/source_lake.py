@@ -25,10 +25,10 @@ from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import ensure_own_links
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
+from spark_jobs.delta_log.acceleration import Accelerator, SparkAlone
 from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect
 from spark_jobs.delta_log.commits import current_version
-from spark_jobs.delta_log.driver_files import local_folder
-from spark_jobs.delta_log.newest_files import MOST_ENTRIES, NewestFiles
+from spark_jobs.delta_log.table_files import local_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,8 +80,7 @@ class SourceLake:
     """One source's tables in a lake. `uri`: as Spark names it (`cli.arguments.spark_uri`).
 
     `unread_lsn`: raw rows up to this position are skipped because files of them are missing.
-    `checked`: reads the lake's tables, and those of a job's target. `most_entries`: see
-    `NewestFiles`.
+    `checked`: reads the lake's tables, and those of a job's target.
     """
 
     def __init__(
@@ -92,9 +91,9 @@ class SourceLake:
         *,
         unread_lsn: int = -1,
         checked: CheckedTables | None = None,
-        most_entries: int = MOST_ENTRIES,
+        accelerator: Accelerator | None = None,
     ) -> None:
-        self._most_entries = most_entries
+        self.accelerator = accelerator or SparkAlone()
         self.unread_lsn = unread_lsn
         self.checked = checked or CheckedTables()
         self.session = session
@@ -159,7 +158,7 @@ class SourceLake:
             self.source,
             unread_lsn=unread_lsn,
             checked=self.checked,
-            most_entries=self._most_entries,
+            accelerator=self.accelerator,
         )
 
     def require(self) -> None:
@@ -172,9 +171,7 @@ class SourceLake:
 
     def epochs(self, above: int = 0) -> list[Epoch]:
         """Return the epochs with higher numbers, in order. Spark job, unless they are few."""
-        few = NewestFiles(self.session, self.epochs_path, self._most_entries).rows_above(
-            "epoch", above
-        )
+        few = self.accelerator.newest(self.session, self.epochs_path).rows_above("epoch", above)
         if few is not None and set(EPOCH_COLUMNS).issubset(few.column_names):
             found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
             if [epoch.number for epoch in found] == list(range(above + 1, above + 1 + len(found))):
@@ -184,7 +181,7 @@ class SourceLake:
 
     def registry(self) -> Registry:
         """Return the contents of `_tables`. Spark job, unless it is short."""
-        few = NewestFiles(self.session, self.tables_path, self._most_entries).all_rows()
+        few = self.accelerator.newest(self.session, self.tables_path).all_rows()
         if few is not None:
             absent = dict.fromkeys(TABLES_SCHEMA.names)  # for files without a column
             return Registry(absent | row for row in few.to_pylist())

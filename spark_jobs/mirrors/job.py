@@ -10,7 +10,7 @@ no mirror yet                           created by the driver (`step.py`) up to 
                                         `t`
 a table without a key                   copies of equal rows added or removed (`keyless.py`)
 at most `few_rows`                      folded in the driver, by Spark if the driver can't; merged
-                                        by the driver (`driver_merge.py`) if the mirror's files
+                                        by the driver (`accelerator/`) if the mirror's files
                                         that may have the keys are small enough, else by Spark
 at most `driver_rows`, changes only,    folded and merged by the driver (`step.py`)
 and a mirror that is small enough
@@ -29,7 +29,7 @@ after later changes, which the mirror already has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -43,7 +43,6 @@ from ingestd.lake.fold.outcomes import DELETED, fold_row_by_row
 from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
-from spark_jobs.delta_log.file_cache import MirrorFiles
 from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.fold.spark_sql import (
     Survey,
@@ -54,6 +53,7 @@ from spark_jobs.fold.spark_sql import (
     with_keys,
 )
 from spark_jobs.lake.columns import col, later, same_key, selected
+from spark_jobs.lake.exchange import from_arrow, to_arrow
 from spark_jobs.lake.missing_values import with_missing
 from spark_jobs.mirrors.keyless import apply_keyless, keyless_outcomes
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
@@ -84,7 +84,6 @@ class MirrorJob:
 
     soft_deletes: bool = False
     name: str = "mirror"
-    files: MirrorFiles = field(default_factory=MirrorFiles)
     policy: MirrorPolicy = DEFAULT_POLICY
     mirror_type: type[MirrorTable] = MirrorTable
 
@@ -95,7 +94,7 @@ class MirrorJob:
             step.path,
             step.app_id,
             self.soft_deletes,
-            self.files,
+            lake.accelerator,
             lake.checked,
             self.policy,
         )
@@ -258,7 +257,7 @@ class _MirrorAdvance(MirrorStep):
         """Fold the changes in the driver, then merge them, by Spark if the driver can't."""
         changes = self._driver_step.changes()
         if changes is None:
-            changes = self._shaped(self._changes()).toArrow()
+            changes = to_arrow(self._shaped(self._changes()))
         self._ensure_all(changes.num_rows)
         ops = set(pc.unique(changes["_cdc_op"]).to_pylist())
         if "t" in ops:
@@ -269,8 +268,8 @@ class _MirrorAdvance(MirrorStep):
         self.ensure_same_key(pc.min(pc.filter(lsn, pc.invert(is_read))).as_py())
         if "r" in ops:
             read_from = pc.min(pc.filter(lsn, is_read)).as_py()
-            local = self.mirror.session.createDataFrame(changes)
-            changes = self._without_overtaken(local, read_from).toArrow()
+            local = from_arrow(self.mirror.session, changes)
+            changes = to_arrow(self._without_overtaken(local, read_from))
         self.evolve()
         if changes.num_rows:
             self._merge_local(changes)
@@ -288,7 +287,7 @@ class _MirrorAdvance(MirrorStep):
         kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
         self.mirror.apply(
             Outcomes(
-                self.mirror.session.createDataFrame(outcomes),
+                from_arrow(self.mirror.session, outcomes),
                 self.columns,
                 self.key,
                 unsent=kept,
@@ -332,8 +331,9 @@ class _MirrorAdvance(MirrorStep):
         linked, keys = linked_changes(changes, self.key)
         names, key = [c.name for c in self.columns], [k.name for k in self.key]
         folded = fold_row_by_row(linked, names, key)
-        local = self.mirror.session.createDataFrame(
-            fill_kept(folded, before or (lambda: outcomes.limit(0)), self.key)
+        local = from_arrow(
+            self.mirror.session,
+            fill_kept(folded, before or (lambda: outcomes.limit(0)), self.key),
         )
         same = same_key(self.key, "s", "k")
         chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType
 
+from ingestd.lake.delta.types import arrow_type
 from ingestd.lake.fold.vectorized import above_truncate, fold_to_outcomes, snapshot_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
-from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.fold.arrow_merge import shaped
 from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
@@ -117,8 +115,7 @@ class DriverStep(MirrorStep):
         since = max((c.since_lsn or 0 for c in self.added), default=0)
         if read.num_rows and pc.min(read["_cdc_lsn"]).as_py() < since:
             return None  # they need the source's value of a later column
-        kinds = [(c.name, DataType.fromDDL(c.delta_type)) for c in self.columns]
-        own = [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds]
+        own = [pa.field(c.name, arrow_type(c.delta_type)) for c in self.columns]
         cdc = [field for field in read.schema if field.name.startswith("_cdc_")]
         try:
             return shaped(read, pa.schema([*own, *cdc]))
@@ -131,7 +128,7 @@ class DriverStep(MirrorStep):
         None if more than a few log entries are needed, or if the number of rows is not that of
         `_epochs`: so neither the order of the entries nor a compaction can make the result wrong.
         """
-        files = NewestFiles(self.lake.session, self.lake.raw_path(self.step.table))
+        files = self.lake.accelerator.newest(self.lake.session, self.lake.raw_path(self.step.table))
         through = self.step.through.number
         found = files.rows_above(_EPOCH, self.step.above, through)
         if found is None:
@@ -144,7 +141,7 @@ class DriverStep(MirrorStep):
         policy = self.mirror.policy
         if self.step.rows > policy.driver_rows or self.step.nbytes > policy.driver_bytes:
             return False
-        with self.mirror.files.room_for(self.step.nbytes):
+        with self.lake.accelerator.room_for(self.step.nbytes):
             return attempt()
 
     def _create(self) -> bool:

@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.lake.fold.outcomes import DELETED, KEPT
+from spark_jobs.delta_log.acceleration import SparkAlone
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import (
     TABLE_PROPERTIES,
@@ -24,7 +25,6 @@ from spark_jobs.delta_log.commits import (
     size_bytes,
     table_property,
 )
-from spark_jobs.delta_log.file_cache import MirrorFiles
 from spark_jobs.lake.columns import (
     RAW,
     RAW_TYPE,
@@ -35,7 +35,6 @@ from spark_jobs.lake.columns import (
     same_key,
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
-from spark_jobs.mirrors.driver_merge import DriverMerge
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from ingestd.lake.definitions import LakeColumn
+    from spark_jobs.delta_log.acceleration import Accelerator, OutcomeMerge
     from spark_jobs.delta_log.commits import Signature
 
 DELETED_AT = "_cdc_deleted_at"
@@ -91,7 +91,7 @@ class MirrorTable:
     path: str
     app_id: str
     soft_deletes: bool = False
-    files: MirrorFiles = field(default_factory=MirrorFiles)
+    accelerator: Accelerator = field(default_factory=SparkAlone)
     checked: CheckedTables = field(default_factory=CheckedTables)
     policy: MirrorPolicy = DEFAULT_POLICY
 
@@ -209,14 +209,14 @@ class MirrorTable:
             with settings(self.session, {_MERGE_VECTORS: str(not is_small).lower()}):
                 self._merge(outcomes, signature)
 
-    def in_driver(self, above: int) -> DriverMerge | None:
+    def in_driver(self, above: int) -> OutcomeMerge | None:
         """Return the driver's counterpart of `apply`, for a mirror at epoch `above`.
 
         None if the driver can't change this mirror.
         """
         if self.soft_deletes:
             return None
-        return DriverMerge(self.session, self.path, self.app_id, above, self.files, self.policy)
+        return self.accelerator.merge(self.session, self.path, self.app_id, above, self.policy)
 
     def _merge(self, outcomes: Outcomes, signature: Signature) -> None:
         columns, unsent = outcomes.columns, outcomes.unsent

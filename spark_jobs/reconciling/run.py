@@ -13,6 +13,7 @@ from ingestd.config import Config, included
 from ingestd.model.errors import ConfigError, did_you_mean_table
 from ingestd.model.schema import Table, TableId
 from ingestd.process.clock import utc_now
+from spark_jobs.accelerator.by_driver import accelerator_of
 from spark_jobs.cli.arguments import spark_uri
 from spark_jobs.lake.lake_state import known_tables
 from spark_jobs.lake.source_lake import SourceLake
@@ -43,7 +44,9 @@ def compare(
 ) -> tuple[Reconciliation, list[TableResult]]:
     """Compare the requested tables, one after the other."""
     source, target = chosen.source, spark_uri(chosen.target)
-    lake = SourceLake(session, spark_uri(config.lake.uri), source)
+    lake = SourceLake(
+        session, spark_uri(config.lake.uri), source, accelerator=accelerator_of(session)
+    )
     lake.require()
     settings = Settings(
         target=target,

@@ -14,6 +14,7 @@ from ingestd.model.lake_state import TableState
 from ingestd.model.schema import Table
 from spark_jobs.lake.source_lake import SourceLake
 from spark_jobs.lake.targets import table_path
+from spark_jobs.lake.types import spark_type
 from spark_jobs.reconciling.differences import (
     DIFFERENT,
     EXTRA,
@@ -40,7 +41,6 @@ from spark_jobs.reconciling.report import (
 from spark_jobs.reconciling.roll_forward import roll_forward
 from spark_jobs.reconciling.row_hashes import RAW, ComparedTable, hashed, named
 from spark_jobs.reconciling.source_point import SourcePoint
-from spark_jobs.source.schema import spark_type
 from spark_jobs.source.split_frame import snapshot_frame, task_fault
 
 

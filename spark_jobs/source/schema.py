@@ -1,70 +1,18 @@
-"""Lake types as types of Spark and of its Arrow reader."""
+"""The schema of a source table in Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, MapType, StringType, StructField, StructType
 
 from ingestd.model.errors import ConfigError
-from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, Table
+from ingestd.model.schema import Column, Table
+from spark_jobs.lake.types import spark_type
 
 RAW = "_cdc_raw"
 _RAW_TYPE = MapType(StringType(), StringType())
-
-_SIMPLE: dict[pa.DataType, DataType] = {
-    pa.bool_(): BooleanType(),
-    pa.int8(): ByteType(),
-    pa.int16(): ShortType(),
-    pa.int32(): IntegerType(),
-    pa.int64(): LongType(),
-    pa.float32(): FloatType(),
-    pa.float64(): DoubleType(),
-    pa.string(): StringType(),
-    pa.binary(): BinaryType(),
-    pa.date32(): DateType(),
-    TIMESTAMP: TimestampType(),
-    TIMESTAMP_NTZ: TimestampNTZType(),
-}
-
-
-def spark_type(arrow: pa.DataType) -> DataType:
-    """Return Spark's type for an Arrow type that a raw table can have. Raises TypeError."""
-    simple = _SIMPLE.get(arrow)
-    if simple is not None:
-        return simple
-    if pa.types.is_decimal128(arrow):
-        return DecimalType(arrow.precision, arrow.scale)
-    if pa.types.is_list(arrow):
-        return ArrayType(spark_type(arrow.value_type))
-    if pa.types.is_map(arrow):
-        return MapType(spark_type(arrow.key_type), spark_type(arrow.item_type))
-    if pa.types.is_struct(arrow):
-        return StructType([StructField(f.name, spark_type(f.type)) for f in arrow])
-    msg = f"no Spark type for {arrow}"
-    raise TypeError(msg)
 
 
 def spark_schema(table: Table, columns: Sequence[str] | None, *, raw: bool) -> StructType:
@@ -116,11 +64,6 @@ def chosen(schema: StructType, table: Table) -> tuple[list[Column], bool]:
         else:
             columns.append(column)
     return columns, has_raw
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the only Arrow schema with which Spark's reader accepts batches."""
-    return cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
 
 
 def as_spark_takes(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:

@@ -29,7 +29,8 @@ from ingestd.model.errors import (
 )
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split
-from spark_jobs.source.schema import arrow_schema, as_spark_takes, spark_schema
+from spark_jobs.lake.types import arrow_schema
+from spark_jobs.source.schema import as_spark_takes, spark_schema
 from spark_jobs.source.split_batches import batches_of
 from spark_jobs.source.table import READER_BYTES
 

@@ -14,6 +14,7 @@ from ingestd.testing.oracle.folding import fold
 from ingestd.testing.oracle.schema_history import SchemaHistory
 from ingestd.testing.oracle.server_text import FLOAT_TEXTS, text_function
 from spark_jobs.epochs import latest
+from spark_jobs.lake.exchange import to_arrow
 from tests.harness.compare import registry
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def lake_columns(lake: Path, table: TableId, columns: Sequence[str]) -> list[str
 def mirror_texts(mirror: DataFrame, columns: Sequence[str]) -> Counter[Texts]:
     """Return the rows of these columns as the server's texts, with their number of copies."""
     quoted = ["`" + name.replace("`", "``") + "`" for name in [*columns, "_cdc_raw"]]
-    rows: pa.Table = mirror.select(*quoted).toArrow()
+    rows: pa.Table = to_arrow(mirror.select(*quoted))
     functions = [text_function(field.type) for field in rows.schema][:-1]
     return Counter(
         tuple(

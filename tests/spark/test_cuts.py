@@ -10,7 +10,8 @@ import pytest
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 
-from spark_jobs.delta_log.driver_commit import commit
+from spark_jobs.accelerator.by_driver import DriverAccelerator, accelerator_of
+from spark_jobs.accelerator.row_files import RowFiles
 from spark_jobs.engine.cuts import CutLog, EpochCut, find_cut
 from spark_jobs.epochs import latest
 from spark_jobs.lake.source_lake import SourceLake
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = [pytest.mark.spark_matrix, pytest.mark.accelerator]
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 CUT = EpochCut(1, 100, AT, {"public.t": 3, "public.u": 4}, {"public.t": 1, "public.u": 2})
 
@@ -28,7 +30,7 @@ CUT = EpochCut(1, 100, AT, {"public.t": 3, "public.u": 4}, {"public.t": 1, "publ
 def log(spark: SparkSession, tmp_path: Path) -> CutLog:
     lake = SourceLake(spark, str(tmp_path / "lake"), "shop")
     spark.range(1).write.format("delta").save(lake.epochs_path)
-    made = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror")
+    made = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror", accelerator_of(spark))
     assert made.open(lake)[1]
     return made
 
@@ -70,7 +72,7 @@ def test_the_newest_cut_is_replaced_without_a_spark_job(log: CutLog, spark: Spar
     log.append_cut(cut(2), replace=False)
     spark.sparkContext.setJobGroup("replaced", "")
     log.append_cut(replace(cut(2), end_lsn=7), replace=True)
-    next_run = CutLog(spark, log.path, "mirror")
+    next_run = CutLog(spark, log.path, "mirror", accelerator_of(spark))
     for end_lsn in (8, 9):
         newest = next_run.last()
         assert newest is not None
@@ -103,7 +105,7 @@ def test_a_cut_that_another_run_has_added_is_not_added_again(
     log: CutLog, spark: SparkSession
 ) -> None:
     log.append_cut(cut(1), replace=False)
-    other = CutLog(spark, log.path, "mirror")
+    other = CutLog(spark, log.path, "mirror", accelerator_of(spark))
     assert other.last() is not None
     for epoch in (2, 3):
         other.append_cut(cut(epoch), replace=False)
@@ -119,13 +121,14 @@ def test_a_cut_whose_commit_fails_is_added_once_by_spark(
 ) -> None:
     faults = [Py4JError("no")]
 
-    def fail_once(*arguments: Any, **more: Any) -> bool:
-        is_new = commit(*arguments, **more) if is_there or not faults else False
-        if faults:
-            raise faults.pop()
-        return is_new
+    class FailingFiles(RowFiles):
+        def _commit(self, *arguments: Any) -> bool:
+            is_new = super()._commit(*arguments) if is_there or not faults else False
+            if faults:
+                raise faults.pop()
+            return is_new
 
-    failing = CutLog(spark, log.path, "mirror", commit=fail_once)
+    failing = CutLog(spark, log.path, "mirror", DriverAccelerator(row_type=FailingFiles))
     assert failing.last() is None
     failing.append_cut(cut(1), replace=False)
     assert not faults
@@ -140,7 +143,7 @@ def test_a_log_whose_files_have_other_names_is_read_by_spark(
     default = "spark.databricks.delta.properties.defaults.columnMapping.mode"
     lake = SourceLake(spark, str(tmp_path / "lake"), "shop")
     spark.range(1).write.format("delta").save(lake.epochs_path)
-    mapped = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror")
+    mapped = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror", accelerator_of(spark))
     spark.conf.set(default, "name")
     try:
         mapped.open(lake)

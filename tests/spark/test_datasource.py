@@ -10,6 +10,7 @@ import pytest
 from psycopg import conninfo
 from pyspark.errors import ArithmeticException, PySparkException
 
+from spark_jobs.lake.exchange import to_arrow
 from tests.harness.round_trip import read_texts, row_faults
 from tests.harness.types import BUILT_IN
 from tests.harness.user_types import SETUP
@@ -40,7 +41,7 @@ def test_every_value_of_every_type_is_whole(reading: Reading) -> None:
     table.create(reading.database)
     texts = read_texts(reading.database, table.name, table.names)
     loaded = reading.load("public.every_type", partitions=2)
-    arrow = loaded.toArrow()
+    arrow = to_arrow(loaded)
     schema = arrow.schema.append(pa.field("_cdc_before", pa.null()))
     rows = {row["id"]: row for row in arrow.to_pylist(maps_as_pydicts="strict")}
     assert sorted(rows) == sorted(texts)

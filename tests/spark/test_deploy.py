@@ -20,7 +20,7 @@ import pytest
 from deltalake import write_deltalake
 
 from spark_jobs.lake.targets import MIRRORS, table_path
-from spark_jobs.session import DELTA_PACKAGE, SPARK_VERSION
+from spark_jobs.pairs import NEWEST
 from tests.harness.plain_mirror import MIRROR
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def test_submitted_commands_are_what_the_jobs_take() -> None:
             assert command[0] == "spark-submit"
             place = next(i for i, word in enumerate(command) if word.endswith(".py"))
             script, rest = command[place], command[place + 1 :]
-            assert DELTA_PACKAGE in command[command.index("--packages") + 1]
+            assert NEWEST.package in command[command.index("--packages") + 1]
         parse(script, rest)
         seen.add(Path(script).stem)
     assert seen == {"mirror", "history", "backfill", "reconcile"}
-    assert f"apache/spark:{SPARK_VERSION}." in text
+    assert f"apache/spark:{NEWEST.spark}." in text
     for link in re.findall(r"\]\(([^):]+)\)", text):
         assert (DEPLOY / link).exists(), link
 
@@ -81,8 +81,8 @@ def test_kubernetes_manifests_are_what_the_jobs_take(spark: SparkSession) -> Non
         parse(spec["mainApplicationFile"].removeprefix("local://"), spec["arguments"])
         assert spec["type"] == "Python"
         assert spec["mode"] == "cluster"
-        assert spec["sparkVersion"].startswith(f"{SPARK_VERSION}.")
-        assert DELTA_PACKAGE in spec["deps"]["packages"]
+        assert spec["sparkVersion"].startswith(f"{NEWEST.spark}.")
+        assert NEWEST.package in spec["deps"]["packages"]
         assert all(isinstance(value, str) for value in spec["sparkConf"].values())
         names = {volume["name"] for volume in spec.get("volumes", [])}
         mounts = spec["driver"].get("volumeMounts", [])
@@ -155,7 +155,7 @@ def test_airflow_dags_are_what_the_jobs_take(monkeypatch: pytest.MonkeyPatch) ->
     assert made[0].tasks[1].after == ["mirror"]
     for task in [t for d in made for t in d.tasks]:
         parse(task.application, task.more["application_args"])
-        assert DELTA_PACKAGE in task.more["packages"]
+        assert NEWEST.package in task.more["packages"]
 
 
 def test_notebook_is_valid_and_holds_no_output() -> None:

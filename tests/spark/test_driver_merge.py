@@ -9,18 +9,26 @@ import tempfile
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from structlog.testing import capture_logs
 
+from ingestd.model.errors import ConfigError
 from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
-from spark_jobs.delta_log import driver_files
+from spark_jobs.accelerator import driver_files
+from spark_jobs.accelerator.by_driver import VARIABLE, DriverAccelerator, accelerator_of
+from spark_jobs.accelerator.driver_merge import DriverMerge
+from spark_jobs.accelerator.file_cache import MirrorFiles
+from spark_jobs.accelerator.switch import Switch
+from spark_jobs.delta_log.acceleration import SparkAlone
 from spark_jobs.delta_log.commits import snapshot_of
-from spark_jobs.delta_log.file_cache import MirrorFiles
+from spark_jobs.delta_log.jvm import java_class
 from spark_jobs.epochs import latest
 from spark_jobs.mirror import main
-from spark_jobs.mirrors.driver_merge import DriverMerge
 from spark_jobs.mirrors.job import MirrorJob
 from spark_jobs.mirrors.policy import MirrorPolicy
 from spark_jobs.mirrors.table import MirrorTable
@@ -31,12 +39,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from spark_jobs.accelerator.file_cache import Action
+    from spark_jobs.delta_log.acceleration import Accelerator
     from spark_jobs.delta_log.commits import Signature
-    from spark_jobs.delta_log.file_cache import Action
     from spark_jobs.engine.table_mover import TableJob
     from spark_jobs.mirrors.table import Outcomes
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.spark_matrix]
 
 ID = Column("id", 20, -1, pa.int64(), "bigint", identity=True)
 COLUMNS = (
@@ -83,11 +92,18 @@ class Mirror:
         self.spark, self.raw, self.target = spark, RawLake(lake), str(target)
         self.path = f"{target}/public/kinds"
 
-    def run(self, *changes: Change, table: Table = TABLE, job: TableJob | None = None) -> None:
+    def run(
+        self,
+        *changes: Change,
+        table: Table = TABLE,
+        job: TableJob | None = None,
+        accelerator: Accelerator | None = None,
+    ) -> None:
         self.raw.commit({table: [{"_cdc_lsn": self.raw.lsn} | c for c in changes]})
         self.raw.record("live", table)
         lake = ["--lake", str(self.raw.uri), "--source", self.raw.source]
-        assert main([*lake, "--target", self.target, "--once"], job=job) == 0
+        arguments = [*lake, "--target", self.target, "--once"]
+        assert main(arguments, job=job, accelerator=accelerator) == 0
         self.raw.next_lsn()
 
     def rows(self, name: str = "public.kinds") -> dict[int, Any]:
@@ -117,7 +133,13 @@ class DriverOnly(MirrorTable):
 
 
 def in_driver(**limits: int) -> MirrorJob:
-    return MirrorJob(mirror_type=DriverOnly, policy=MirrorPolicy(**limits))
+    """Return a job that only the driver may do, unless the tests run without the accelerator."""
+    policy = MirrorPolicy(**limits)
+    return (
+        MirrorJob(policy=policy)
+        if os.environ.get(VARIABLE) == "off"
+        else MirrorJob(mirror_type=DriverOnly, policy=policy)
+    )
 
 
 def by_way(**limits: int) -> MirrorJob:
@@ -155,6 +177,7 @@ def test_mirrors_are_clustered_by_key_however_they_are_written(mirror: Mirror) -
     assert mirror.rows().keys() == {4}
 
 
+@pytest.mark.accelerator
 def test_deletion_vectors_of_the_driver_and_of_spark_are_one(mirror: Mirror) -> None:
     mirror.run(*({"_cdc_op": "r", "_cdc_seq": 0, "id": n, "note": "first"} for n in range(40)))
     vectors = MirrorPolicy(small_file_bytes=0)
@@ -168,8 +191,9 @@ def test_deletion_vectors_of_the_driver_and_of_spark_are_one(mirror: Mirror) -> 
     by_spark = by_way(small_file_bytes=0, read_file_bytes=-1, small_bytes=0, changed_share=0)
     mirror.run(update | {"id": 3, "note": "by Spark"}, job=by_spark)
     assert mirror.files()[loaded]["cardinality"] == 3
-    listed = MirrorJob(policy=vectors, files=MirrorFiles(most_entries=1))  # Spark has to list them
-    mirror.run(update | {"id": 4, "note": "by the driver"}, job=listed)
+    listed = DriverAccelerator(files=MirrorFiles(most_entries=1))  # Spark has to list them
+    again = update | {"id": 4, "note": "by the driver"}
+    mirror.run(again, job=MirrorJob(policy=vectors), accelerator=listed)
     assert mirror.files()[loaded]["cardinality"] == 4
     notes = dict.fromkeys((0, *range(5, 40)), "first")
     notes |= {1: "by the driver", 3: "by Spark", 4: "by the driver"}
@@ -180,6 +204,7 @@ def test_deletion_vectors_of_the_driver_and_of_spark_are_one(mirror: Mirror) -> 
     assert {n: row["note"] for n, row in mirror.rows().items()} == notes | {5: "after all"}
 
 
+@pytest.mark.accelerator
 def test_small_files_are_joined(mirror: Mirror) -> None:
     counts = []
     for n in range(4):  # by its key no existing file may have it
@@ -192,7 +217,7 @@ def test_small_files_are_joined(mirror: Mirror) -> None:
 def test_files_of_stores_go_through_temporary_ones(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(driver_files, "_is_local", lambda _: False)
+    monkeypatch.setattr(driver_files, "is_local", lambda _: False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = ({"_cdc_op": "r", "_cdc_seq": 0, "id": n, "note": "first"} for n in range(9))
     mirror.run(*rows, job=in_driver(small_file_bytes=0))
@@ -206,45 +231,37 @@ def test_files_of_stores_go_through_temporary_ones(
     assert not list(tmp_path.glob("ingestd-*"))
 
 
-class FullDisk(MirrorTable):
+class FullDisk(DriverMerge):
     """The driver has no room to write."""
 
-    def in_driver(self, above: int) -> DriverMerge | None:
-        class FullMerge(DriverMerge):
-            def _new_file(self, rows: pa.Table, key: Sequence[str]) -> Action:
-                del rows, key
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        return FullMerge(self.session, self.path, self.app_id, above, self.files)
+    def _new_file(self, rows: pa.Table, key: Sequence[str]) -> Action:
+        del rows, key
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_what_the_driver_cant_do_is_done_by_spark(mirror: Mirror) -> None:
     first = {"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"}
-    mirror.run(first, job=MirrorJob(mirror_type=FullDisk))
+    mirror.run(first, accelerator=DriverAccelerator(merge_type=FullDisk))
     second = {"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"}
-    mirror.run(second, job=MirrorJob(mirror_type=FullDisk))
+    mirror.run(second, accelerator=DriverAccelerator(merge_type=FullDisk))
     third = {"_cdc_op": "c", "_cdc_seq": 1, "id": 3, "note": "third"}
     mirror.run(third, job=by_way(read_memory_bytes=0))
     found = {n: row["note"] for n, row in mirror.rows().items()}
     assert found == {1: "first", 2: "second", 3: "third"}
 
 
-class Killed(MirrorTable):
+class Killed(DriverMerge):
     """Ends before rows are written."""
 
-    def in_driver(self, above: int) -> DriverMerge | None:
-        class KilledMerge(DriverMerge):
-            def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
-                del outcomes, key, signature
-                raise LookupError  # what stops a table leaves it as a kill does
-
-        return KilledMerge(self.session, self.path, self.app_id, above, self.files)
+    def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
+        del outcomes, key, signature
+        raise LookupError  # what stops a table leaves it as a kill does
 
 
 def test_killed_between_making_a_mirror_and_its_rows(mirror: Mirror) -> None:
     first = {"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"}
     with pytest.raises(AssertionError):
-        mirror.run(first, job=MirrorJob(mirror_type=Killed))
+        mirror.run(first, accelerator=DriverAccelerator(merge_type=Killed))
     assert mirror.spark.read.format("delta").load(mirror.path).count() == 0
     assert not latest(mirror.spark, mirror.target)
     mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"})
@@ -275,3 +292,81 @@ def test_rows_of_another_writer_are_not_overwritten(mirror: Mirror) -> None:
     assert main([*lake, "--target", mirror.target, "--once"]) == 1
     [note] = mirror.spark.read.format("delta").load(mirror.path).select("note").collect()
     assert note["note"] == "by hand"
+
+
+class Unknown(DriverMerge):
+    """Delta lacks a class that the driver needs, or refuses it."""
+
+    attempts: ClassVar[list[str]] = []
+    wrong = "org.apache.spark.sql.delta.NoSuchClass"
+
+    def _new_file(self, rows: pa.Table, key: Sequence[str]) -> Action:
+        self.attempts.append(self.wrong)
+        java_class(self.session, self.wrong).apply()
+        return super()._new_file(rows, key)
+
+
+class Refused(Unknown):
+    """Its call fails inside of Java, as where a cluster forbids it."""
+
+    attempts: ClassVar[list[str]] = []
+    wrong = "java.util.Optional"
+
+    def _new_file(self, rows: pa.Table, key: Sequence[str]) -> Action:
+        self.attempts.append(self.wrong)
+        java_class(self.session, self.wrong).empty().get()  # not of files, nor of a conflict
+        return super()._new_file(rows, key)
+
+
+@pytest.mark.parametrize("merge_type", [Unknown, Refused])
+def test_an_unknown_delta_turns_the_accelerator_off_once(
+    mirror: Mirror, merge_type: type[Unknown]
+) -> None:
+    accelerator = DriverAccelerator(merge_type=merge_type)
+    merge_type.attempts.clear()
+    with capture_logs() as logs:
+        mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "a"}, accelerator=accelerator)
+        change = {"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "b"}
+        mirror.run(change, accelerator=accelerator)
+    assert accelerator.switch.is_off
+    assert merge_type.attempts == [merge_type.wrong]
+    assert [e["event"] for e in logs if e["log_level"] != "info"] == ["accelerator.off"]
+    assert mirror.rows()[1]["note"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("java", "method", "given", "is_ordinary"),
+    [
+        ("java.io.FileReader", "", ["/no/such/file"], True),
+        ("java.nio.file.Files", "size", [], False),  # no such method
+        ("java.util.UUID", "fromString", ["no"], False),  # an argument that it refuses
+        ("java.util.Optional", "get", [], False),
+    ],
+)
+def test_only_faults_of_files_leave_the_accelerator_on(
+    spark: SparkSession, java: str, method: str, given: list[str], *, is_ordinary: bool
+) -> None:
+    made = java_class(spark, java)
+    with pytest.raises((Py4JError, PySparkException)) as caught:
+        (getattr(made, method) if method else made)(*given)
+    switch = Switch()
+    assert switch.stays_on(spark, caught.value) is is_ordinary
+    assert switch.is_off is not is_ordinary
+
+
+def test_the_session_of_the_tests_has_what_the_driver_needs(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "on")
+    found = accelerator_of(spark)
+    assert isinstance(found, DriverAccelerator)
+    assert not found.switch.is_off
+    assert isinstance(accelerator_of(spark, is_wanted=False), SparkAlone)
+
+
+def test_the_variable_turns_it_off(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "off")
+    assert isinstance(accelerator_of(spark), SparkAlone)
+    monkeypatch.setenv(VARIABLE, "no")
+    with pytest.raises(ConfigError, match="'no' is neither on nor off"):
+        accelerator_of(spark)

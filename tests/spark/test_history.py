@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
+pytestmark = pytest.mark.spark_matrix
 BIG = Column("big", 25, -1, pa.string(), "text")
 KEYED = make_table("orders", BIG)
 KEYLESS = replace(

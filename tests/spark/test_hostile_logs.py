@@ -16,9 +16,10 @@ from deltalake import write_deltalake
 
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.model.errors import FolderError
+from spark_jobs.accelerator.driver_files import deleted_rows
 from spark_jobs.delta_log.checked_tables import CheckedTables, name_within
 from spark_jobs.delta_log.commits import Signature, log_entries
-from spark_jobs.delta_log.driver_files import deleted_rows, vector_files_of
+from spark_jobs.delta_log.table_files import vector_files_of
 from spark_jobs.engine.epoch_query import EpochQuery
 from spark_jobs.epochs import latest
 from spark_jobs.history import as_of_lsn

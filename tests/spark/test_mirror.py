@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from spark_jobs.engine.table_mover import TableJob
 
+pytestmark = pytest.mark.spark_matrix
 Row = tuple[Any, ...]
 COLUMNS = ("id", "note", "n")
 

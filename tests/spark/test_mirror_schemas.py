@@ -14,6 +14,7 @@ from tests.spark.test_mirror import Mirror, change, mirror, raw, table
 if TYPE_CHECKING:
     from tests.harness.raw_lake import RawLake
 
+pytestmark = pytest.mark.spark_matrix
 __all__ = ["mirror", "raw"]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ingestd.testing.oracle.comparison import await_caught_up
-from spark_jobs.delta_log.newest_files import NewestFiles
+from spark_jobs.accelerator.by_driver import DriverAccelerator
+from spark_jobs.accelerator.newest_files import NewestFiles
+from spark_jobs.delta_log.acceleration import SparkAlone
 from spark_jobs.lake.source_lake import SourceLake
 from tests.harness.config import wal_config
 
@@ -16,8 +18,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from spark_jobs.delta_log.acceleration import Accelerator
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
+
+pytestmark = [pytest.mark.spark_matrix, pytest.mark.accelerator]
 
 
 @pytest.mark.thorough
@@ -43,8 +48,8 @@ def test_a_daemons_lake(
             await_caught_up(connection, database.name)
     daemon.sigterm()
 
-    def read(**limit: Any) -> tuple[object, ...]:
-        found = SourceLake(spark, str(lake), "shop", **limit)
+    def read(accelerator: Accelerator) -> tuple[object, ...]:
+        found = SourceLake(spark, str(lake), "shop", accelerator=accelerator)
         registry = found.registry()
         ends = [epoch.end_lsn for epoch in found.epochs()]
         tables = [registry.at(table, lsn) for table in registry.tables for lsn in [*ends, None]]
@@ -52,10 +57,10 @@ def test_a_daemons_lake(
 
     tables = NewestFiles(spark, SourceLake(spark, str(lake), "shop").tables_path)
     assert tables.all_rows() is not None
-    by_driver = read()
+    by_driver = read(DriverAccelerator())
     epochs_path = SourceLake(spark, str(lake), "shop").epochs_path
     assert NewestFiles(spark, epochs_path, most_entries=0).rows_above("epoch", 0) is None
-    assert read(most_entries=0) == by_driver
+    assert read(SparkAlone()) == by_driver
     assert by_driver[2] == ["public.t"]
     assert len(by_driver[0]) >= 4  # type: ignore[arg-type] # a list
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from spark_jobs.lake.exchange import from_arrow
 from spark_jobs.reconciling.differences import differences, differing_ranges, sums_by_range
 from spark_jobs.reconciling.roll_forward import roll_forward
 from spark_jobs.reconciling.row_hashes import RAW, WEIGHT, ComparedTable, hashed
@@ -41,7 +42,7 @@ LOG = pa.schema([*COLUMNS, *CDC])
 
 def frame(spark: SparkSession, rows: list[Row], schema: pa.Schema = LOG) -> DataFrame:
     made = [{**row, RAW: list((row.get(RAW) or {}).items())} for row in rows]
-    return spark.createDataFrame(pa.Table.from_pylist(made, schema))
+    return from_arrow(spark, pa.Table.from_pylist(made, schema))
 
 
 def comparison(rows: DataFrame, key: tuple[str, ...] = ("id", "h1"), **more: Any) -> ComparedTable:
@@ -241,14 +242,14 @@ DISTINCT: list[Row] = [
 def test_values_that_differ_in_anything_have_other_hashes(spark: SparkSession) -> None:
     """-0, NaN, null, empty and absent are five things, in elements and fields, too."""
     rows = [{"id": 1, **row} for row in DISTINCT]
-    made = spark.createDataFrame(pa.Table.from_pylist(rows, ODD))
+    made = from_arrow(spark, pa.Table.from_pylist(rows, ODD))
     kinds = tuple((x.name, x.dataType) for x in made.schema.fields if x.name != RAW)
     found = hashed(made, ComparedTable(kinds, ("id",), ranges=1)).select("row", "h1").collect()
     assert len({row[0] for row in found}) == len(DISTINCT)
     assert len({row[1] for row in found}) == 1
     other = [(RAW, "_cdc_before.s", "x"), (RAW, "dropped", "y")]  # not of a compared column
     same = [{"id": 1}, *({"id": 1, name: [(key, text)]} for name, key, text in other)]
-    made = spark.createDataFrame(pa.Table.from_pylist(same, ODD))
+    made = from_arrow(spark, pa.Table.from_pylist(same, ODD))
     found = hashed(made, ComparedTable(kinds, ("id",), ranges=1)).select("row").collect()
     assert len({row[0] for row in found}) == 1
 

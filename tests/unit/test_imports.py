@@ -68,6 +68,7 @@ LOOSE = {
         "epochs",
         "history",
         "mirror",
+        "pairs",
         "reconcile",
         "session",
         "spark_errors",

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_jobs.delta_log.driver_commit import statistics
-from spark_jobs.mirrors.driver_merge import _files_that_may_have
+from spark_jobs.accelerator.driver_commit import statistics
+from spark_jobs.accelerator.driver_merge import _files_that_may_have
 
 SCHEMA = pa.schema(
     [

@@ -19,22 +19,22 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql.pandas.types import to_arrow_schema
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.fold.outcomes import KEPT
 from ingestd.lake.fold.row_keys import are_compared
-from spark_jobs.delta_log.commits import Signature, snapshot_of
-from spark_jobs.delta_log.driver_commit import (
+from spark_jobs.accelerator.driver_commit import (
     AppTransaction,
     OutputMode,
     commit,
@@ -42,20 +42,23 @@ from spark_jobs.delta_log.driver_commit import (
     new_file,
     removed,
 )
-from spark_jobs.delta_log.driver_files import (
+from spark_jobs.accelerator.driver_files import (
     Rows,
     TooLargeError,
     deleted_rows,
     read_parquet,
     write_vectors,
 )
+from spark_jobs.accelerator.switch import Switch
+from spark_jobs.delta_log.commits import Signature, snapshot_of
 from spark_jobs.fold.arrow_merge import MAX_HASHED, Merge, merge, shaped
-from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
+from spark_jobs.lake.types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.delta_log.file_cache import Action, MirrorFiles
+    from spark_jobs.accelerator.file_cache import Action, MirrorFiles
+    from spark_jobs.delta_log.acceleration import MergeLimits
 
 _WRITTEN_NBYTES = 64 << 20
 """Rows that take more memory than this are written as several files, in threads."""
@@ -92,18 +95,36 @@ class DriverMerge:
     app_id: str
     above: int
     files: MirrorFiles
-    policy: MirrorPolicy = DEFAULT_POLICY
+    limits: MergeLimits
+    switch: Switch = field(default_factory=Switch)
 
     @property
     def is_likely(self) -> bool:
-        """Return whether `apply` is worth trying for any outcomes: not for large mirrors."""
+        """See `OutcomeMerge`."""
+        try:
+            return self._is_small_enough()
+        except (Py4JError, PySparkException) as error:
+            if self.switch.stays_on(self.session, error):
+                raise
+            return False
+
+    def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
+        """See `OutcomeMerge`."""
+        try:
+            return self._apply(outcomes, key, signature)
+        except (Py4JError, PySparkException) as error:
+            if self.switch.stays_on(self.session, error):
+                raise
+            # Spark takes the step. (Of a commit that was made after all, it makes no second one.)
+            return False
+
+    def _is_small_enough(self) -> bool:
         found = self.files.at_snapshot(
             self.session, self.path, snapshot_of(self.session, self.path)
         )
-        return found is not None and _size(found.adds.values()) <= self.policy.read_file_bytes
+        return found is not None and _size(found.adds.values()) <= self.limits.read_file_bytes
 
-    def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
-        """Apply outcomes, signed as by `commits.signed`; return False if the driver can't."""
+    def _apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
         snapshot = snapshot_of(self.session, self.path)
         kind = StructType.fromJson(json.loads(snapshot.schema().json()))
         if not _can_be_changed(snapshot, kind):
@@ -114,13 +135,13 @@ class DriverMerge:
             return False
         touched = _files_that_may_have(found.adds, outcomes, key[0]) if found.adds else []
         touched += self._small_files_to_join(found.adds, touched)
-        if _size(touched) > self.policy.read_file_bytes or not _can_be_matched(
+        if _size(touched) > self.limits.read_file_bytes or not _can_be_matched(
             touched, outcomes, key
         ):
             return False
         with self.files.room_for(_size(touched)):
             try:
-                schema = to_arrow_schema(kind, timezone="UTC")
+                schema = arrow_schema(kind)
                 actions = self._actions(touched, outcomes, key, schema)
             except (TooLargeError, pa.ArrowException, OSError, ValueError):
                 self.files.leave_to_spark(self.path, found)  # which reports the fault better
@@ -147,7 +168,7 @@ class DriverMerge:
         kept = pc.unique(pc.list_flatten(outcomes[KEPT])).to_pylist()
         names = [f.name for f in schema if f.name in {*key, *kept, *_POSITION, "_cdc_raw"}]
         parts: list[_FilePart] = []
-        remaining_nbytes = self.policy.read_memory_bytes
+        remaining_nbytes = self.limits.read_memory_bytes
         for add in touched:
             parts.append(self._read_file(add, outcomes.num_rows, schema, names, remaining_nbytes))
             remaining_nbytes -= parts[-1].rows.nbytes
@@ -184,7 +205,7 @@ class DriverMerge:
     def _written(
         self, parts: Sequence[_FilePart], merged: Merge, key: Sequence[str]
     ) -> list[Action]:
-        are_joined = sum(self._is_small(part.add) for part in parts) > self.policy.most_small_files
+        are_joined = sum(self._is_small(part.add) for part in parts) > self.limits.most_small_files
         actions: list[Action] = []
         rows, vectors = [], []
         is_written = np.zeros(merged.rows.num_rows, bool)
@@ -248,22 +269,22 @@ class DriverMerge:
     # --- sizes ----------------------------------------------------------------------------------
 
     def _is_rewritten(self, add: Action, lost: int, rows: int) -> bool:
-        return self._is_small(add) or lost * self.policy.file_changed_share > rows
+        return self._is_small(add) or lost * self.limits.file_changed_share > rows
 
     def _is_small(self, add: Action) -> bool:
-        return bool(add["size"] < self.policy.small_file_bytes)
+        return bool(add["size"] < self.limits.small_file_bytes)
 
     def _small_files_to_join(
         self, adds: Mapping[str, Action], touched: Sequence[Action]
     ) -> list[Action]:
         """Return the small files besides `touched` that should be rewritten as one, if many."""
         small = {path: add for path, add in adds.items() if self._is_small(add)}
-        if len(small) <= self.policy.most_small_files:
+        if len(small) <= self.limits.most_small_files:
             return []
         for add in touched:
             small.pop(add["path"], None)
         others = list(small.values())
-        fits = _size(touched) + _size(others) <= self.policy.read_file_bytes
+        fits = _size(touched) + _size(others) <= self.limits.read_file_bytes
         return others if fits else []
 
 

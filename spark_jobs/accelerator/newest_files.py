@@ -8,7 +8,7 @@ commit removes rows, Spark must read. Source: Delta transaction log protocol, "A
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,8 +18,9 @@ from pyspark.errors import PySparkException
 
 from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
+from spark_jobs.accelerator.driver_files import TooLargeError, read_parquet
+from spark_jobs.accelerator.switch import Switch
 from spark_jobs.delta_log.commits import log_entries, newest_entry
-from spark_jobs.delta_log.driver_files import TooLargeError, read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +32,7 @@ _MAX_NBYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class NewestFiles:
-    """The newest files of the Delta table at `path`. Methods return None if Spark must read.
+    """Implements `spark_jobs.delta_log.acceleration.NewestRows`.
 
     `most_entries`: log entries to read at most. Beyond that, Spark is faster.
     Raises FolderError if the log names a file that is not the table's own.
@@ -40,25 +41,19 @@ class NewestFiles:
     session: SparkSession
     path: str
     most_entries: int = MOST_ENTRIES
+    switch: Switch = field(default_factory=Switch)
 
     def rows_above(self, column: str, above: int, through: int | None = None) -> pa.Table | None:
-        """Return the rows whose integer `column` is above `above`.
-
-        Later log entries must not have lower values than earlier ones. `through`: rows above this
-        value are not needed, though some may be returned.
-        """
+        """See `NewestRows`."""
         found = self._read_rows(lambda: self._files_above(column, above, through))
         return None if found is None else found.filter(pc.greater(found[column], above))
 
     def all_rows(self) -> pa.Table | None:
-        """Return all rows of a table with few entries; its files need no statistics."""
+        """See `NewestRows`."""
         return self._read_rows(self._all_files)
 
     def last_rows(self, app_id: str | None = None) -> pa.Table | None:
-        """Return the rows that the last adding commit added.
-
-        That commit may have removed rows only if it is of the Delta application `app_id`.
-        """
+        """See `NewestRows`."""
         return self._read_rows(lambda: self._last_files(app_id))
 
     def _read_rows(self, files: Callable[[], Sequence[str] | None]) -> pa.Table | None:
@@ -71,7 +66,10 @@ class NewestFiles:
                 read.append(read_parquet(self.session, self.path, name, max_nbytes=left))
                 left -= read[-1].nbytes
             return pa.concat_tables(read, promote_options="default")
-        except (Py4JError, PySparkException, pa.ArrowException, TooLargeError, OSError, ValueError):
+        except (Py4JError, PySparkException) as error:
+            self.switch.stays_on(self.session, error)
+            return None
+        except (pa.ArrowException, TooLargeError, OSError, ValueError):
             return None  # a missing or torn file or entry: Spark reports it better
 
     def _files_above(self, column: str, above: int, through: int | None) -> list[str] | None:

@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.delta_log.driver_files import write_parquet
+from spark_jobs.accelerator.driver_files import write_parquet
 from spark_jobs.delta_log.jvm import DELTA, SPARK_SQL, java_class, option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.delta_log.file_cache import Action
+    from spark_jobs.accelerator.file_cache import Action
 
 _NOT_PLAIN = (
     "delta.columnMapping.mode",
@@ -106,7 +106,8 @@ def commit(
     between.
     """
     own = session._jsparkSession  # noqa: SLF001 - Delta has no call for it in Python
-    java_class(session, f"{SPARK_SQL}.classic.SparkSession").setActiveSession(own)
+    # (from 4.0 on, there are classes for classic and for Connect sessions)
+    java_class(session, own.getClass().getName()).setActiveSession(own)
     transaction = java_class(session, f"{DELTA}.DeltaLog").forTable(own, path).startTransaction()
     if transaction.snapshot().version() != of_version:
         return False
@@ -121,13 +122,20 @@ def commit(
     from_json = java_class(session, f"{DELTA}.actions.Action").fromJson
     for action in [*actions, {"txn": done}]:
         found.add(from_json(json.dumps(action)))
-    mode = getattr(java_class(session, f"{SPARK_SQL}.streaming.OutputMode"), app_transaction.mode)()
-    operation = java_class(session, f"{DELTA}.DeltaOperations$StreamingUpdate")(
-        mode, app_transaction.app_id, app_transaction.version, option(session, signature)
-    )
+    operation = streaming_update(session, app_transaction, signature)
     to_seq = java_class(session, "org.apache.spark.api.python.PythonUtils").toSeq
     transaction.commit(to_seq(found), operation)
     return True
+
+
+def streaming_update(
+    session: SparkSession, app_transaction: AppTransaction, signature: str | None
+) -> Any:  # noqa: ANN401 - Delta's
+    """Return the operation that a commit is recorded as. Raises Py4JError."""
+    mode = getattr(java_class(session, f"{SPARK_SQL}.streaming.OutputMode"), app_transaction.mode)()
+    return java_class(session, f"{DELTA}.DeltaOperations$StreamingUpdate")(
+        mode, app_transaction.app_id, app_transaction.version, option(session, signature)
+    )
 
 
 # --- statistics of a new file --------------------------------------------------------------------

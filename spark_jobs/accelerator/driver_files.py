@@ -10,15 +10,11 @@ Source: Delta transaction log protocol, "Deletion Vectors".
 from __future__ import annotations
 
 import json
-import os
-import re
 import tempfile
-from base64 import b85decode
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +23,15 @@ from numpy.typing import NDArray
 
 from ingestd.lake.delta.arrow_types import plain
 from ingestd.lake.delta.data_files import DataFileReader
-from ingestd.lake.delta.log_paths import file_of
-from ingestd.lake.store.paths import OddFileError
-from ingestd.lake.store.plain_files import open_native, open_plain
-from ingestd.model.errors import FolderError
+from ingestd.lake.store.plain_files import open_native
 from spark_jobs.delta_log.jvm import DELTA, HADOOP_PATH, java_class, option
+from spark_jobs.delta_log.table_files import (
+    ensure_plain,
+    is_local,
+    local_folder,
+    place_of,
+    vector_files_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,12 +58,12 @@ def read_parquet(
     Raises Py4JError or OSError if it can't be read, ArrowException if it is not a Parquet file,
     and TooLargeError if its rows take more than `max_nbytes` of memory.
     """
-    path, system = _place(session, folder, name)
+    path, system = place_of(session, folder, name)
     with _on_this_machine(path, system) as here:
-        if not _is_local(system):
+        if not is_local(system):
             copy = _hadoop_path(session, here)
             system.copyToLocalFile(False, path, copy, True)  # noqa: FBT003 - kept; no checksums
-        inside = name if _is_local(system) else here.name
+        inside = name if is_local(system) else here.name
         root = here.parents[inside.count("/")]
         with open_native(root, inside, depth=0) as source:
             return _rows(source, f"{folder}/{name}", columns, max_nbytes)
@@ -71,40 +71,17 @@ def read_parquet(
 
 def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table) -> int:
     """Write a new file; return its size in bytes. Raises Py4JError or OSError."""
-    path, system = _place(session, folder, name)
+    path, system = place_of(session, folder, name)
     with _on_this_machine(path, system) as here:
         try:
             pq.write_table(rows, here, compression="snappy")
         except OSError:
             here.unlink(missing_ok=True)
             raise
-        if not _is_local(system):
+        if not is_local(system):
             made = _hadoop_path(session, here)
             system.copyFromLocalFile(False, False, made, path)  # noqa: FBT003 - kept; it is new
         return here.stat().st_size
-
-
-def local_folder(session: SparkSession, path: str) -> Path | None:
-    """Return the local folder of a table; None if it is in an object store."""
-    folder, system = _place(session, path)
-    return Path(folder.toUri().getPath()) if _is_local(system) else None
-
-
-def ensure_plain(folder: Path, name: str, uri: str) -> None:
-    """Raise FolderError if a file named in a log exists but is no regular file of the table.
-
-    `uri`: the table's, for the error.
-    """
-    try:
-        os.close(open_plain(folder, name, depth=0))
-    except OddFileError as error:
-        raise FolderError(
-            f"lake table {uri}: its log names the file {name!a}, and {error.path}"
-            f" {error.why}: it is not read",
-            remedy="restore the table's folder from a copy, or move it away",
-        ) from error
-    except FileNotFoundError:
-        return  # the reader reports it
 
 
 def _rows(
@@ -127,7 +104,7 @@ def _rows(
 @contextmanager
 def _on_this_machine(path: Any, system: Any) -> Iterator[Path]:  # noqa: ANN401 - Java's
     """Yield the local path of a file, or a temporary path for one in an object store."""
-    if _is_local(system):
+    if is_local(system):
         yield Path(path.toUri().getPath())
         return
     with tempfile.TemporaryDirectory(prefix="ingestd-") as own:
@@ -138,53 +115,11 @@ def _hadoop_path(session: SparkSession, path: Path) -> Any:  # noqa: ANN401 - Ja
     return java_class(session, HADOOP_PATH)(path.as_uri())
 
 
-def _is_local(system: Any) -> bool:  # noqa: ANN401 - Java's
-    return str(system.getUri().getScheme()) == "file"
-
-
-def _place(session: SparkSession, folder: str, name: str | None = None) -> tuple[Any, Any]:
-    hadoop_path = java_class(session, HADOOP_PATH)  # pyspark has no call for files
-    path = hadoop_path(folder) if name is None else hadoop_path(hadoop_path(folder), name)
-    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
-    return path, path.getFileSystem(configuration)
-
-
 # --- deletion vectors -----------------------------------------------------------------------------
 
 Rows = NDArray[np.int64]
 _BUFFER = "java.nio.ByteBuffer"
-_INLINE, _RELATIVE = "i", "u"
-"""Storage types of a vector in the log, and of one in a file of the table's folder."""
-VECTOR_ID_LENGTH = 20
-"""Number of characters that name a file of vectors; those before them name a folder."""
-_FOLDER = re.compile(r"[A-Za-z0-9]*")
-_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-_AS_B85 = str.maketrans(_Z85, _B85)
 _VECTORS = f"{DELTA}.deletionvectors"
-
-
-def vector_files_of(vector: Mapping[str, Any], uri: str) -> list[str]:
-    """Return the paths, inside the table, of the files that hold a vector.
-
-    That is one path, or none for a vector in the log. `uri`: the table's. Raises FolderError for a
-    file that is not the table's own.
-    """
-    kind, text = vector["storageType"], vector["pathOrInlineDv"]
-    if kind == _INLINE:
-        return []
-    folder, packed = text[:-VECTOR_ID_LENGTH], text[-VECTOR_ID_LENGTH:]
-    try:
-        name = f"deletion_vector_{UUID(bytes=b85decode(packed.translate(_AS_B85)))}.bin"
-    except ValueError:
-        name = ""
-    if kind != _RELATIVE or not name or not _FOLDER.fullmatch(folder):
-        raise FolderError(
-            f"lake table {uri}: a deletion vector is stored elsewhere ({ascii(text)[:80]}), as in a"
-            " shallow clone: it is not read",
-            remedy="re-create the table as a deep clone, or write it by this job to a new target",
-        )
-    return [file_of(f"{folder}/{name}" if folder else name, uri)]
 
 
 def deleted_rows(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
@@ -201,7 +136,7 @@ def deleted_rows(session: SparkSession, path: str, add: Mapping[str, Any]) -> Ro
             ensure_plain(local, name, path)
     action = java_class(session, f"{DELTA}.actions.Action").fromJson(json.dumps({"add": add}))
     root = java_class(session, HADOOP_PATH)(path)
-    found = _store(session).read(action.deletionVector(), root).toArray()
+    found = vector_store(session).read(action.deletionVector(), root).toArray()
     count = len(found)
     buffer = java_class(session, _BUFFER).allocate(8 * count)
     buffer.asLongBuffer().put(found)
@@ -213,7 +148,7 @@ def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> li
 
     Raises Py4JError if it can't be written.
     """
-    store, name = _store(session), java_class(session, "java.util.UUID").randomUUID()
+    store, name = vector_store(session), java_class(session, "java.util.UUID").randomUUID()
     descriptors = java_class(session, f"{DELTA}.actions.DeletionVectorDescriptor")
     table = store.pathWithFileSystem(java_class(session, HADOOP_PATH)(path))
     writer = store.createWriter(store.generateFileNameInTable(table, name, ""))
@@ -221,7 +156,7 @@ def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> li
     written = []
     try:
         for rows in every:
-            vector = _packed(session, rows)
+            vector = packed_vector(session, rows)
             place = writer.write(vector)
             offset = option(session, place.offset())
             made = descriptors.onDiskWithRelativePath(
@@ -241,12 +176,16 @@ def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> li
     return written
 
 
-def _packed(session: SparkSession, rows: Rows) -> bytes:
+def packed_vector(session: SparkSession, rows: Rows) -> bytes:
+    """Return the vector of these rows in the form of the protocol. Raises Py4JError."""
     buffer = java_class(session, _BUFFER).wrap(rows.astype(">i8").tobytes()).asLongBuffer()
     gateway: Any = session.sparkContext._gateway  # noqa: SLF001
     array = gateway.new_array(gateway.jvm.long, len(rows))
     buffer.get(array)
-    sequence = java_class(session, "scala.collection.immutable.ArraySeq").unsafeWrapArray(array)
+    if session.version.startswith("3."):  # with Scala 2.12
+        sequence = java_class(session, "scala.collection.mutable.WrappedArray").make(array)
+    else:
+        sequence = java_class(session, "scala.collection.immutable.ArraySeq").unsafeWrapArray(array)
     bits = java_class(session, f"{_VECTORS}.RoaringBitmapArray").apply(sequence)
     bits.runOptimize()
     form = java_class(session, f"{_VECTORS}.RoaringBitmapArrayFormat").Portable()
@@ -254,7 +193,8 @@ def _packed(session: SparkSession, rows: Rows) -> bytes:
     return packed
 
 
-def _store(session: SparkSession) -> Any:  # noqa: ANN401 - a Scala object
+def vector_store(session: SparkSession) -> Any:  # noqa: ANN401 - a Scala object
+    """Return Delta's reader and writer of vectors. Raises Py4JError."""
     configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
     stores = java_class(session, f"{DELTA}.storage.dv.DeletionVectorStore$")
     return getattr(stores, "MODULE$").createInstance(configuration)

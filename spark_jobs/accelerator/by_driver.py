@@ -1,0 +1,101 @@
+"""The accelerator by Delta's own classes, and the check of whether a session has them.
+
+Delta has no public calls for what it does, so a version of Delta or a managed cluster may lack
+them, or refuse them. What shows this turns the accelerator off for the run (`switch.py`), and Spark
+does the work.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from ingestd.model.errors import ConfigError
+from spark_jobs.accelerator.driver_commit import AppTransaction, streaming_update
+from spark_jobs.accelerator.driver_files import packed_vector, vector_store
+from spark_jobs.accelerator.driver_merge import DriverMerge
+from spark_jobs.accelerator.file_cache import MirrorFiles
+from spark_jobs.accelerator.newest_files import MOST_ENTRIES, NewestFiles
+from spark_jobs.accelerator.row_files import RowFiles
+from spark_jobs.accelerator.switch import Switch
+from spark_jobs.delta_log.acceleration import Accelerator, SparkAlone
+from spark_jobs.delta_log.checked_tables import is_connect
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.delta_log.acceleration import MergeLimits, NewestRows, OutcomeMerge, RowWriter
+
+VARIABLE = "INGESTD_SPARK_ACCELERATOR"
+"""Environment variable: `off` has the effect of --no-accelerator."""
+
+
+def accelerator_of(session: SparkSession, *, is_wanted: bool = True) -> Accelerator:
+    """Return the accelerator of a session's jobs: `SparkAlone` if not wanted or not possible.
+
+    Raises ConfigError for another value of the environment variable than `on` and `off`.
+    """
+    chosen = os.environ.get(VARIABLE, "on")
+    if chosen not in {"on", "off"}:
+        raise ConfigError(f"{VARIABLE}: {chosen!r} is neither on nor off", remedy=f"{VARIABLE}=off")
+    if not is_wanted or chosen == "off" or is_connect(session):
+        return SparkAlone()
+    found = DriverAccelerator()
+    try:
+        _try_out(session)
+    except (Py4JError, PySparkException) as error:
+        found.switch.stays_on(session, error)
+    return found
+
+
+def _try_out(session: SparkSession) -> None:
+    """Use the classes as the accelerator does, except for those that need a table."""
+    streaming_update(session, AppTransaction("probe", 1, "Update"), None)
+    packed_vector(session, np.array([1, 5]))
+    vector_store(session)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverAccelerator:
+    """Implements `spark_jobs.delta_log.acceleration.Accelerator`.
+
+    `most_entries`: see `NewestFiles`. `merge_type`, `row_type`: the classes that change a mirror
+    and that add rows.
+    """
+
+    most_entries: int = MOST_ENTRIES
+    files: MirrorFiles = field(default_factory=MirrorFiles)
+    merge_type: type[DriverMerge] = DriverMerge
+    row_type: type[RowFiles] = RowFiles
+    switch: Switch = field(default_factory=Switch)
+
+    def newest(self, session: SparkSession, path: str) -> NewestRows:
+        """See `Accelerator`."""
+        if self.switch.is_off:
+            return SparkAlone().newest(session, path)
+        return NewestFiles(session, path, self.most_entries, self.switch)
+
+    def row_writer(self, session: SparkSession, path: str, app_id: str) -> RowWriter:
+        """See `Accelerator`."""
+        if self.switch.is_off:
+            return SparkAlone().row_writer(session, path, app_id)
+        return self.row_type(session, path, app_id, self.switch)
+
+    def merge(
+        self, session: SparkSession, path: str, app_id: str, above: int, limits: MergeLimits
+    ) -> OutcomeMerge | None:
+        """See `Accelerator`."""
+        if self.switch.is_off:
+            return None
+        return self.merge_type(session, path, app_id, above, self.files, limits, self.switch)
+
+    def room_for(self, nbytes: int) -> AbstractContextManager[None]:
+        """See `Accelerator`."""
+        return self.files.room_for(nbytes)
