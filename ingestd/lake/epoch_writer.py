@@ -318,12 +318,11 @@ async def _refuse_or_stop(errors: Sequence[TableError], stop: StoppedTables | No
 
 
 async def _abort(parts: Iterable[_TablePart]) -> None:
-    """Remove the files of all parts; at the end raise the first fault of the store, if any."""
+    """Remove the files of all parts; at the end raise the first fault, if any."""
     fault: IngestdError | None = None
     for part in parts:
         try:
-            with contextlib.suppress(FolderError):  # as in `discard`
-                await part.sink.abort()
+            await part.sink.abort()
         except IngestdError as error:
             fault = fault or error
     if fault is not None:
