@@ -57,6 +57,10 @@ class WriterIdentity:
         self._conflicts[folder] += 1
         return self._conflicts[folder] <= MOST_CONFLICTS
 
+    def forget_conflicts(self, folder: str) -> None:
+        """Record a commit in this raw table's log: only conflicts in a row count."""
+        self._conflicts.pop(folder, None)
+
     def forget_allegations_after(self, signed: str | None) -> None:
         """Let alleged takeovers count as first ones again if another wrote `_epochs` last."""
         if signed not in {None, self.name}:

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import pyarrow as pa
 from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
@@ -221,6 +222,9 @@ class AppendLog(TableLog):
         was made since `load` (AllegedTakeoverError if this log does not decide); the fence is made
         after its rows all the same, so that a re-read finds nothing newer. Raise ForeignCommitError
         if another program committed.
+
+        The fence repeats the app transaction and `resume`: whoever looks for the newest ones need
+        not look behind the fences of all earlier starts, whose commits can be removed.
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):
@@ -230,10 +234,13 @@ class AppendLog(TableLog):
             if not self.exists or (is_own and not is_in_doubt):
                 break
             try:
-                if self.store.supports_conditional_put and self.exists:
-                    self._put([], None, "", is_fence=True)
+                app_version = self.app_version()
+                resume = "" if app_version is None else self.resume()
+                if self.store.supports_conditional_put:
+                    self._put([], app_version, resume, is_fence=True)
                 else:
-                    self._commit(lambda token: self._append([], token, None, "", is_fence=True))
+                    stamped = partial(self._append, app_version=app_version, resume=resume)
+                    self._commit(partial(stamped, [], is_fence=True))
             except ForeignCommitError:
                 raise  # a commit of ours after it would hide it
             except AppendedByAnotherError as error:
@@ -308,6 +315,7 @@ class AppendLog(TableLog):
     def _done(self, committed: int, app_version: int | None) -> int:
         self._table = None
         self._allowance.note_current()
+        self._writer.forget_conflicts(self.folder)
         if app_version is not None:
             self._app_version, self._knows_app_version = app_version, True
         self.checkpoints.write_if_due(committed, self.uri, self.checkpoint)

@@ -10,17 +10,16 @@ from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.store.errors import BusyLogError
 
 MOST_BACK = 10_000
-"""Maximum number of commits that are read of one log. Each start of a daemon may have added one
-without data to a table that has no changes."""
+"""Maximum number of commits that are read of one log."""
 MOST_BACK_BYTES = 4 * MOST_COMMIT_BYTES
 MOST_BETWEEN = 256
 """Maximum number for one commit of ours that follows the last at once."""
 MOST_BETWEEN_BYTES = 2 * MOST_COMMIT_BYTES
-SECONDS_EACH = 10.0
+SECONDS_EACH = 1.0
 """One more commit may be read for each time that long since the last reading. To read one takes
 0.4 ms on a disk, and up to 2.5 ms if it must be made durable; two requests in a store. So a
-program that commits without end takes a small part of the source's time, and a quiet table may be
-optimized and vacuumed twice a minute."""
+program that commits without end takes a small part of the source's time, and the compaction of a
+quiet table may commit once a second."""
 
 
 @dataclass(slots=True)

@@ -195,6 +195,24 @@ async def test_a_resume_is_found_behind_commits_that_are_not_an_epochs(tmp_path:
     assert resume_of(tmp_path) == ""
 
 
+@pytest.mark.parametrize("kind", [LocalStore, StoreWithoutPut], ids=["put", "handle"])
+async def test_a_fence_repeats_what_is_searched_for(tmp_path: Path, kind: type[LocalStore]) -> None:
+    """Each start of a daemon may make one: they lengthen neither a search nor the log."""
+    lake = await opened(tmp_path)
+    await resuming(lake, 100, "first", 1)
+    for number in range(3):
+        log = AppendLog(kind(tmp_path, Fsync()), "shop/public/a", "ingestd/shop/public.a")
+        log.load()
+        before = log.version
+        for path in (tmp_path / "shop/public/a/_delta_log").glob("*.json"):
+            if number and int(path.stem) < before:  # as maintenance removes them
+                path.unlink()
+        assert log.resume() == "first"
+        log.fence()
+        assert (log.version, log.app_version()) == (before + 1, 105)
+        log.checkpoint()
+
+
 async def test_a_resume_whose_commit_is_cleaned_up_is_none(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     await resuming(lake, 100, "first", 1)
