@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import structlog
 
@@ -22,6 +22,7 @@ from ingestd import __version__
 from ingestd.app.build import SourceBuilder
 from ingestd.app.factories import lake_of, load, require_source
 from ingestd.config import Config
+from ingestd.config.redaction import Redactor
 from ingestd.model.changes import CommittedEpoch
 from ingestd.model.errors import IngestdError
 from ingestd.model.lsn import Lsn
@@ -32,6 +33,9 @@ from ingestd.observe.status import DaemonStatus
 from ingestd.observe.status_json import to_json
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.process.clock import utc_now
+
+_REDACTOR = Redactor()
+"""Knows the secrets of every config that this process has opened, as the log is one for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,9 @@ class Capture:
 
     async def __aenter__(self) -> Self:
         """Start the sources. Raises OperatorError."""
+        _REDACTOR.learn(self._config.redactor)
         if not structlog.is_configured():
-            configure_for_library(self._config.redactor)
+            configure_for_library(_REDACTOR)
         building = SourceBuilder(
             lake_of(self._config),
             Metrics(),
@@ -123,6 +128,8 @@ class Capture:
             self._found.put_nowait(None)  # each later step ends, too
             raise StopAsyncIteration
         if isinstance(found, IngestdError):
+            found.what = _REDACTOR.text(found.what)
+            found.remedy = None if found.remedy is None else _REDACTOR.text(found.remedy)
             raise found
         return found
 
@@ -133,7 +140,7 @@ class Capture:
     @property
     def status(self) -> dict[str, Any]:
         """The document that the daemon serves as ``/status``."""
-        return to_json(self._status)
+        return cast("dict[str, Any]", _REDACTOR.tree(to_json(self._status)))
 
     async def _run(self) -> None:
         try:

@@ -50,11 +50,13 @@ class EpochAppender:
         self._windows: dict[TableId, dict[int, DedupWindow]] = {}
         self.unseen_xids = RecentXids()
         self.flush_requested_lsn = ZERO
+        self.flush_requested = asyncio.Event()
         self._durable_splits: dict[int, set[str]] = {}
 
     def request_flush(self, position: Lsn) -> None:
         """Request that the lake become durable up to this position soon."""
         self.flush_requested_lsn = max(self.flush_requested_lsn, position)
+        self.flush_requested.set()
 
     async def append_work(self, epoch: FillingEpoch, work: ChangeSet | SnapshotWork) -> None:
         """Append a change set of the stream or a page of a snapshot."""

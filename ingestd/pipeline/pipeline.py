@@ -296,9 +296,13 @@ class Pipeline:
         self._idle_until = self._monotonic()
         self._is_streaming = True
         getter = asyncio.create_task(work.get())
+        flushing = asyncio.create_task(appender.flush_requested.wait())
         try:
             while not stop.is_set():
-                await self._wait(epoch, getter)
+                await self._wait(epoch, getter, flushing)
+                if flushing.done():  # `_close_if_due` compares the position
+                    appender.flush_requested.clear()
+                    flushing = asyncio.create_task(appender.flush_requested.wait())
                 if getter.done():
                     await self._discard_stopped(epoch)
                     await appender.append_work(epoch, getter.result())
@@ -308,7 +312,7 @@ class Pipeline:
                     self._telemetry.enter(SourceState.STREAMING)
                 epoch = self._epoch = await self._close_if_due(epoch, appender)
         finally:
-            await cancel_all(getter)
+            await cancel_all(getter, flushing)
         await self._finish_open_epoch(epoch, appender)
 
     async def _feed(self, work: asyncio.Queue[PipelineWork], after: Lsn | None) -> None:
@@ -316,9 +320,12 @@ class Pipeline:
             async for change_set in live:
                 await work.put(change_set)
 
-    async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[PipelineWork]) -> None:
-        """Return when there is work; raise the error of a background task that ended."""
-        tasks: list[asyncio.Task[Any]] = [getter, *self._background]
+    async def _wait(self, epoch: FillingEpoch, *wakers: asyncio.Task[Any]) -> None:
+        """Return when one of `wakers` has ended, an epoch may be due, or a commit has ended.
+
+        Raise the error of a background task that ended.
+        """
+        tasks = [*wakers, *self._background]
         if self._commit is None:
             timeout = self._patience_s(epoch)
         else:

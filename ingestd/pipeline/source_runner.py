@@ -230,7 +230,8 @@ class SourceRunner:
             error = await self._attempt(over)
             if error is None:
                 return
-            attempt = 1 if self._monotonic() - began >= SETTLED_S else attempt + 1
+            is_settled = self._monotonic() - began >= SETTLED_S and not self._is_once
+            attempt = 1 if is_settled else attempt + 1
             await self._wait_to_retry(error, attempt, over)
 
     async def _keep_beside(self, beside: BackgroundJob, over: asyncio.Event) -> None:
@@ -262,13 +263,17 @@ class SourceRunner:
     async def _end(self) -> None:
         """End after everything is in the lake: bring the rest up to date."""
         telemetry = self.source.telemetry
+        self.fault = None  # of an earlier attempt
         try:
             if self.source.references is not None:
                 await self.source.references.drain()
         except IngestdError as error:  # of a reference table
             self.fault = error
         if self.source.maintainer is not None:
-            await self.source.maintainer.maintain()
+            try:
+                await self.source.maintainer.maintain()
+            except OSError as error:  # no process or temporary file for it
+                self.fault = self.fault or telemetry.unknown(error)
         self.fault = telemetry.stopped_fault() or self.fault
         self.is_drained = self.fault is None
         telemetry.drained()

@@ -336,6 +336,11 @@ class TableSet:
             is_unread = entry.is_queued or entry.is_stopped
             entry.is_newly_published = is_unread and not entry.snapshot.remainder
 
+    @property
+    def has_partial(self) -> bool:
+        """True while rows that a condition selects are read, or not durable yet."""
+        return bool(self._partial)
+
     def request_partial(self, names: Iterable[TableId]) -> None:
         """Check that tables can be read in part. Raises OperatorError if not."""
         chosen = list(names)

@@ -32,6 +32,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.policy import SnapshotPolicy
+from ingestd.pipeline.retry import ONCE_ATTEMPTS
 from ingestd.pipeline.snapshot_queue import Page, StreamBarrier
 from ingestd.pipeline.snapshot_reader import (
     Enqueue,
@@ -105,7 +106,9 @@ class TableSync:
         self._read_tasks: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
         self._is_retrying = False
-        self._failures = 0
+        self._failures = self._retries = 0
+        self._fault: TransientError | None = None
+        self._discoveries_begun = self._discovered = 0
 
     def request(self, tables: Sequence[TableId], where: str | None = None) -> None:
         """Re-read tables, or with `where` add the rows for which it holds to the existing ones.
@@ -127,22 +130,27 @@ class TableSync:
     @property
     def is_loading(self) -> bool:
         """True if rows of a table must be read, or are not durable yet."""
-        return self._table_set.is_loading or bool(self._partial)
+        return self._table_set.is_loading or self._table_set.has_partial or bool(self._partial)
 
     async def drain(self) -> None:
         """Return once all that the source had committed before the call is durable.
 
-        Tables that must be read are complete then as well.
+        Tables that were created or altered by then are complete as well. Raise the TransientError
+        that was retried ONCE_ATTEMPTS times in a row without success.
         """
-        await self._until_loaded()
+        await self._until(lambda: not self.is_loading)
         position = await self._capture.end_position()
         self._appender.request_flush(position)
-        while self._durable() < position:  # noqa: ASYNC110 - several places advance it
-            await asyncio.sleep(DRAIN_POLL_S)
-        await self._until_loaded()  # the changes may have redefined tables
+        await self._until(lambda: self._durable() >= position)
+        begun = self._discoveries_begun  # one that is running may have begun too early
+        self._resnapshot_wanted.set()
+        await self._until(lambda: self._discovered > begun)
+        await self._until(lambda: not self.is_loading)
 
-    async def _until_loaded(self) -> None:
-        while self.is_loading:  # noqa: ASYNC110 - several places change it
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._fault is not None and max(self._failures, self._retries) >= ONCE_ATTEMPTS:
+                raise self._fault
             await asyncio.sleep(DRAIN_POLL_S)
 
     def cancel(self, tables: Sequence[TableId]) -> Coroutine[Any, Any, None]:
@@ -214,6 +222,7 @@ class TableSync:
 
         Repeated later if a table is dropped meanwhile, or locked for long.
         """
+        self._discoveries_begun += 1
         try:
             discovery = await self._capture.discover(self._table_set.known)
         except TransientError as error:
@@ -232,6 +241,11 @@ class TableSync:
         await self._appender.record(
             self._table_set.discovery_events(utc_now(), self.barrier.position)
         )
+        self._discovered = self._discoveries_begun
+        self._retries = self._retries + 1 if self._table_set.has_postponed else 0
+        if self._table_set.has_postponed:
+            what = f"source {self._telemetry.source}: other sessions have tables locked"
+            self._fault = TransientError(what, reason="lock_timeout")
 
     def _retry_later(self, error: TransientError) -> None:
         """Schedule a retry if the fault is transient; raise it otherwise."""
@@ -240,6 +254,7 @@ class TableSync:
         if not self._is_retrying:
             self._telemetry.reading_failed(error, POSTPONED_S)
         self._is_retrying = True
+        self._retries, self._fault = self._retries + 1, error
         asyncio.get_running_loop().call_later(POSTPONED_S, self._resnapshot_wanted.set)
 
     # --- reading ------------------------------------------------------------------------------
@@ -328,7 +343,7 @@ class TableSync:
     def _back_off_or_raise(self, error: TransientError) -> None:
         if error.reason not in _RETRIED_REASONS:
             raise error
-        self._failures += 1
+        self._failures, self._fault = self._failures + 1, error
         delay_s = RETRIES.after(self._failures)
         self._telemetry.reading_failed(error, delay_s)
         self._not_before_s = self._monotonic() + delay_s

@@ -37,7 +37,9 @@ T = TableId("public", "t")
 
 def config(kind: str, database: Database, lake: Path, extra: str = "") -> str:
     if kind == "polling":
-        return polling_config(lake=lake, dsn=database.dsn, interval="1h", extra=extra)
+        return polling_config(
+            lake=lake, dsn=database.dsn, interval="1h", max_delay="1h", extra=extra
+        )
     names = f'slot = "{database.name}"\npublication = "{database.name}"\n'
     return wal_config(lake=lake, dsn=database.dsn, source_extra=names, max_delay="1h", extra=extra)
 
@@ -64,7 +66,8 @@ def test_each_run_delivers_what_was_committed_before(
     rows: Database, lake: Path, make_daemon: MakeDaemon, kind: str
 ) -> None:
     daemon = make_daemon(config(kind, rows, lake))
-    for number, change in enumerate(("SELECT", "UPDATE t SET note = 'b' WHERE id < 50", "SELECT")):
+    changes = ("SELECT", "UPDATE t SET note = 'b' WHERE id < 50", "SELECT")
+    for number, change in enumerate(changes):
         rows.execute(change, f"CREATE TABLE n{number} (id int PRIMARY KEY)")
         rows.execute(f"INSERT INTO n{number} VALUES (1)")
         daemon.start("--once")
@@ -177,6 +180,18 @@ async def test_a_program_iterates_over_epochs(
         assert_complete(rows, lake)
         await asyncio.to_thread(rows.execute, "UPDATE t SET note = 'b' WHERE id <= 10")
     assert counts == {0: 101, 1: 10}  # with the marker of the snapshot
+
+
+def test_deleted_rows_of_a_polled_table_are_swept(
+    rows: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    sweeps = '[sources.shop.table."public.t"]\ndetect_deletes = "1s"'
+    daemon = make_daemon(config("polling", rows, lake, sweeps))
+    for bound in (0, 10, 20):
+        rows.execute(f"DELETE FROM t WHERE id < {bound}")
+        daemon.start("--once")
+        assert daemon.await_end(LIMIT_S) == 0, daemon.tail()
+        assert_complete(rows, lake)
 
 
 async def test_a_stopped_iteration_leaves_nothing_running(

@@ -127,13 +127,27 @@ class PollScheduler:
         self.wake.set()
 
     async def poll_completely(self) -> None:
-        """Return once polls that began after the call have read all tables that can be polled."""
+        """Return once polls that began after the call have read all tables that can be polled.
+
+        Sweeps that are running or due end first, and what they found is polled.
+        """
         asked = self._monotonic()
         self.poll_now()
-        while any(  # noqa: ASYNC110 - several places change it
-            state.polled_at < asked and self._can_be_polled(state) for state in self.states.values()
+        while self._is_sweeping() or any(  # noqa: ASYNC110 - several places change it
+            (state.polled_at < asked or state.missing) and self._can_be_polled(state)
+            for state in self.states.values()
         ):
             await asyncio.sleep(_POLLED_S)
+
+    def _is_sweeping(self) -> bool:
+        """Return whether a sweep runs; have one begin that is due."""
+        if self._log is None or self._sweep is not None:
+            return self._log is not None
+        now = self._monotonic()
+        is_due = any(s.sweep_at <= now and self._may_sweep(s) for s in self.states.values())
+        if is_due:
+            self.wake.set()
+        return is_due
 
     def key_bytes_for(self, table: TableId) -> int:
         """Return how many bytes a table's keys may take, of what other tables have left."""

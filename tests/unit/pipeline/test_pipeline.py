@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,10 +25,11 @@ from ingestd.pipeline.filling_epoch import EpochPolicy
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.startup import without_position
-from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem
+from ingestd.ports import Continuity, Discovery, Lost, Refused, Snapshot, SnapshotItem
 from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
 from ingestd.testing.fakes.snapshot import FakeSnapshot
+from ingestd.testing.running import telemetry_of
 from tests.unit.pipeline.fixtures import (
     LIMIT_S,
     A,
@@ -833,3 +834,33 @@ async def test_lossless_a_column_away_for_a_time_causes_a_resnapshot() -> None:
         await until(lambda: settled(base, disk) and len(disk.events) > 4)
     there = [{"id": row["id"], "note": row["note"]} for row in lake_rows(disk, A)]
     assert there == source_rows(base, A)
+
+
+class LockedCapture(FakeCapture):
+    """Can't read its catalog."""
+
+    async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
+        if self.tables:
+            raise TransientError("a table is locked", reason="lock_timeout")
+        return await super().discover(known)
+
+
+@pytest.mark.parametrize("kind", [FakeCapture, pytest.param(LockedCapture, marks=pytest.mark.slow)])
+async def test_a_drain_ends_with_the_rows_or_the_fault(kind: type[FakeCapture]) -> None:
+    base, disk = FakeDatabase([A, B]), MemoryDisk()
+    base.commit(put(A, 1), put(B, 1))
+    slow = PipelinePolicy(EpochPolicy(3600.0, 1 << 30), idle_interval_s=3600.0)
+    pipeline = Pipeline(kind(base), MemoryLake(disk), slow, telemetry_of())
+    stop = asyncio.Event()
+
+    async def drained() -> None:
+        stop.set()
+
+    async with asyncio.timeout(LIMIT_S):
+        if kind is FakeCapture:
+            await pipeline.run(stop, drained)
+            assert lake_rows(disk, A) == source_rows(base, A)
+            assert durable(disk) == base.current
+        else:
+            with pytest.raises(TransientError, match="a table is locked"):
+                await pipeline.run(stop, drained)
