@@ -245,7 +245,8 @@ class TableSync:
         self._retries = self._retries + 1 if self._table_set.has_postponed else 0
         if self._table_set.has_postponed:
             what = f"source {self._telemetry.source}: other sessions have tables locked"
-            self._fault = TransientError(what, reason="lock_timeout")
+            remedy = "find them: SELECT * FROM pg_catalog.pg_locks WHERE locktype = 'relation';"
+            self._fault = TransientError(what, reason="lock_timeout", remedy=remedy)
 
     def _retry_later(self, error: TransientError) -> None:
         """Schedule a retry if the fault is transient; raise it otherwise."""

@@ -223,8 +223,8 @@ class AppendLog(TableLog):
         after its rows all the same, so that a re-read finds nothing newer. Raise ForeignCommitError
         if another program committed.
 
-        The fence repeats the app transaction and `resume`: whoever looks for the newest ones need
-        not look behind the fences of all earlier starts, whose commits can be removed.
+        The fence repeats the app transaction and `resume`. So a search for the newest ones ends
+        here, not behind the fences of all earlier starts, and earlier commits can be removed.
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):
