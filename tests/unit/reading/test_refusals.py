@@ -50,6 +50,8 @@ ARGUMENTS: dict[str, tuple[Callable[[LakeTable], object], str]] = {
         "did you mean 'note'?",
     ),
     "condition's type": (lambda t: t.current(where=pc.field("id") == "x"), "no kernel matching"),
+    "column by its number": (lambda t: t.current(where=pc.field(1) == "a"), "name each column"),
+    "field by its number": (lambda t: t.current(where=pc.field(("id", 0)) > 1), "name each column"),
     "no condition": (lambda t: t.current(where="id > 5"), "is no condition"),
     "later epoch": (lambda t: t.current(at=3), "has the epochs 1 to 2, not 3"),
     "since": (lambda t: t.changes(since=3), "since: 3 is no epoch from 0"),
