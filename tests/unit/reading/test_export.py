@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 import ingestd
 from ingestd import cli
+from ingestd.config import TableSettings
 from ingestd.lake.fold.raw_texts import RAW_TYPE
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import Column
-from ingestd.reading.export import write_rows
+from ingestd.reading.export import hidden_columns, write_rows
 from ingestd.reading.frames import optional_library
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
@@ -122,6 +123,35 @@ def test_values_of_any_type_are_written_as_the_source_does() -> None:
         found[form] = output.getvalue().decode().splitlines()
     assert found["csv"][1] == '"{{1}}","\\x01","NaN","t"'
     assert json.loads(found["jsonl"][0]) == {"a": "{{1}}", "b": "\\x01", "c": "NaN", "d": True}
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    "kind", [pa.int32(), pa.bool_(), pa.float32(), pa.float64(), pa.string(), pa.date32()], ids=str
+)
+def test_a_text_replaces_a_missing_value(form: str, kind: pa.DataType) -> None:
+    columns = [pa.nulls(2, kind), pa.array([None, [("a", "odd")]], RAW_TYPE)]
+    output = io.BytesIO()
+    write_rows(pa.table(columns, names=["a", "_cdc_raw"]).to_reader(), form, output)
+    *_, empty, found = output.getvalue().decode().splitlines()
+    assert (empty, found) == {"csv": ("", '"odd"'), "jsonl": ('{"a": null}', '{"a": "odd"}')}[form]
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+def test_floats_have_the_digits_of_the_source(kind: pa.DataType) -> None:
+    values = pa.table([pa.array([0.1, -2.5, 1e30, 0.0], kind)], names=["a"])
+    output = io.BytesIO()
+    write_rows(values.to_reader(), "jsonl", output)
+    found = [json.loads(line)["a"] for line in output.getvalue().splitlines()]
+    assert found == [0.1, -2.5, 1e30, 0.0]
+
+
+def test_a_column_is_masked_by_its_name_in_the_source() -> None:
+    schema = pa.schema([(name, pa.string()) for name in ("ssn", "ssn__v2", "SSN__v3")])
+    for excluded in ("ssn", "ssn__v2", "ssn__v3"):
+        controls = TableSettings.model_validate({"exclude_columns": [excluded]})
+        hidden = hidden_columns(schema, controls)
+        assert {name.casefold() for name in hidden} == {excluded}
 
 
 def test_all_tables_of_a_query_are_one_cut(lake: Path) -> None:
