@@ -54,10 +54,7 @@ def run_query(
     epoch = source.last_epoch() if at is None else at
     tables = [each for each in source.tables(epoch) if each.is_complete]
     known = ", ".join(each.name for each in tables)
-    faults = _Faults(
-        duckdb.Error,
-        f"correct the statement; the tables at epoch {epoch} are {known or 'none'}",
-    )
+    faults = _Faults(duckdb.Error, epoch, known or "none")
     with faults.of_statement():
         connection = _connect(duckdb)
         for each in _named(connection, statement, tables, duckdb.Error):
@@ -75,11 +72,12 @@ def run_query(
 class _Faults:
     """Reports faults of a statement, and those of the lake, which DuckDB reports as its own.
 
-    `kinds`: DuckDB's errors. `remedy`: of a statement.
+    `kinds`: DuckDB's errors. `known`: names of the tables at `epoch`.
     """
 
     kinds: type[Exception]
-    remedy: str
+    epoch: int
+    known: str
     _of_lake: list[IngestdError] = field(default_factory=list)
 
     def kept(self, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
@@ -102,7 +100,10 @@ class _Faults:
         except (self.kinds, *kinds) as error:
             if self._of_lake:
                 raise self._of_lake[0] from error
-            raise OperatorError(f"query: {error}", remedy=self.remedy) from error
+            raise OperatorError(
+                f"query: {error}",
+                remedy=f"correct the statement; the tables at epoch {self.epoch} are {self.known}",
+            ) from error
 
     def of_rows(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         """Yield a statement's rows: DuckDB computes them while they are read."""
