@@ -84,7 +84,7 @@ class LakeSource:
 
     def last_epoch(self) -> int:
         """Return the number of the last epoch. Raise OperatorError if there is none yet."""
-        return int(self._records.epochs()["epoch"][-1].as_py())
+        return self._records.last_epoch()
 
     def schema_history(self) -> pa.Table:
         """Return the rows of `_tables`, in the order in which they were recorded."""

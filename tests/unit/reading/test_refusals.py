@@ -14,7 +14,9 @@ from deltalake import DeltaTable, write_deltalake
 import ingestd
 from ingestd.lake.epochs_table import SCHEMA as EPOCHS_SCHEMA
 from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
 from ingestd.model.errors import ConfigError, FolderError, OperatorError, TableError
+from ingestd.reading.cut import SourceRecords
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
 
@@ -195,6 +197,21 @@ def test_an_epoch_without_a_number_is_refused(lake: RawLake) -> None:
     write_deltalake(epochs, row, mode="append")
     with pytest.raises(FolderError, match="a row has no epoch"):
         table_of(lake).current()
+
+
+def test_rows_of_epochs_are_read_once(lake: RawLake) -> None:
+    """Rows that were read need no file, and the rows of an unchanged version are the same."""
+    records = SourceRecords(open_store(str(lake.uri), None), "shop")
+    assert records.cut().epoch == 2
+    assert records.epochs() is records.epochs()
+    assert records.registry() is records.registry()
+    folders = (Layout("shop").epochs, Layout("shop").tables)
+    read = [path for each in folders for path in (lake.uri / each).glob("*.parquet")]
+    lake.commit({ORDERS: [{"id": 4, "_cdc_lsn": lake.next_lsn(), "_cdc_seq": 1}]})
+    for path in read:
+        path.unlink()
+    assert [records.cut(at).end_lsn for at in (None, 1, 2)] == [135, 115, 125]
+    assert records.epochs()["epoch"].to_pylist() == [1, 2, 3]
 
 
 def test_epochs_that_are_missing_are_noticed(lake: RawLake) -> None:
