@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 import ingestd
 from ingestd import cli
+from ingestd.cli.commands.export import _new_file
 from ingestd.config import TableSettings
 from ingestd.lake.fold.raw_texts import RAW_TYPE
-from ingestd.model.errors import OperatorError
+from ingestd.model.errors import ConfigError, OperatorError
 from ingestd.model.schema import Column
 from ingestd.reading.export import hidden_columns, write_rows
 from ingestd.reading.frames import optional_library
@@ -106,6 +107,27 @@ def test_an_export_that_fails_leaves_no_file(lake: Path) -> None:
     done = run(lake, "export", "shop", "public.none", "-o", str(path))
     assert done.exit_code == 2
     assert [p.name for p in lake.parent.iterdir() if "none" in p.name] == []
+
+
+def test_an_export_that_was_killed_does_not_stop_the_next(lake: Path) -> None:
+    path = lake.parent / "orders.csv"
+    path.with_name(".orders.csv.partial").write_text("half")
+    assert run(lake, "export", "shop", "public.orders", "-o", str(path)).exit_code == 0
+    assert len(path.read_text().splitlines()) == 4
+    assert sorted(p.name for p in lake.parent.glob(".*")) == [".orders.csv.partial"]
+
+
+def test_a_file_that_appears_meanwhile_is_kept(lake: Path) -> None:
+    path = lake.parent / "orders.csv"
+
+    def write_both() -> None:
+        with _new_file(path) as file:
+            file.write(b"new")
+            path.write_text("old")
+
+    with pytest.raises(ConfigError, match="exists; nothing was written"):
+        write_both()
+    assert [p.read_text() for p in lake.parent.glob("*orders.csv*")] == ["old"]
 
 
 def test_values_of_any_type_are_written_as_the_source_does() -> None:
