@@ -142,7 +142,7 @@ class LakeTable:
         and `_cdc_ts` of a row's newest change. `where`: a condition on these columns, such as
         ``pyarrow.compute.field("id") > 5``; of the key, it also saves reading. `merge_versions`:
         whether a column whose type changed is one column of the newest type; else each lake column
-        (`amount`, `amount__v2`) is one.
+        (`amount`, `amount__v2`) is one, except those of the key.
 
         Raise ConfigError for an epoch, table or column that does not exist, and a condition that is
         not valid; TableError for a table that is not complete at that epoch, or of which rows were
