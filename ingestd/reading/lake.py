@@ -29,9 +29,9 @@ class TableDescription:
     """A table at the end of an epoch.
 
     `name`: "schema.table". `state`: as in `_tables`. `is_complete`: its current rows can be read.
-    `reason`: why it stopped or was dropped. `columns`: names and types of the columns that
-    `LakeTable.current` returns. `key`: the columns that identify a row; empty: rows are a
-    multiset.
+    `reason`: why it stopped or was dropped. `columns`: names and types of the source's columns, as
+    `LakeTable.current` returns them, without `_cdc_raw`. `key`: the columns that identify a row;
+    empty: rows are a multiset.
     """
 
     name: str

@@ -135,7 +135,7 @@ def _write(reader: pa.RecordBatchReader, form: ExportFormat, output: Path | None
 
 
 def _give_name(partial: Path, path: Path) -> None:
-    """Give a complete file its name. Raise FileExistsError if that exists by now."""
+    """Rename a complete file. Raise FileExistsError if the name exists by now."""
     try:
         os.link(partial, path)
     except FileExistsError:
