@@ -45,7 +45,7 @@ def run_query(
 
     A table is named as in the source, and those of the schema `public` also without it. Only the
     tables that the statement names exist for it. It can read and write nothing else, such as files.
-    A statement without rows, such as SET, returns no columns.
+    An empty statement returns no columns.
 
     Raise OperatorError for a statement that DuckDB refuses, also while its rows are read, and
     without DuckDB; ConfigError for a name that two tables have; and as `LakeTable.current`.
@@ -57,6 +57,7 @@ def run_query(
     faults = _Faults(duckdb.Error, epoch, known or "none")
     with faults.of_statement():
         connection = _connect(duckdb)
+        connection.extract_statements(statement)  # refuses a wrong one before a table is read
         for each in _named(connection, statement, tables, duckdb.Error):
             rows = prepare(TableId.parse(each.name), source.table(each.name).current_batches(epoch))
             _fill(connection, each.name, faults.kept(rows))

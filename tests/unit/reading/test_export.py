@@ -186,6 +186,16 @@ def test_all_tables_of_a_query_are_one_cut(lake: Path) -> None:
     assert "public.orders" in done.output
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_late_fault_is_the_statement_s_and_leaves_no_file(lake: Path, form: str) -> None:
+    pytest.importorskip("duckdb")
+    late = "SELECT CASE WHEN n > 400000 THEN error('boom') END FROM range(500000) r(n)"
+    path = lake.parent / "found"
+    done = run(lake, "query", "shop", late, "--format", form, "-o", str(path))
+    assert (done.exit_code, "boom" in done.output) == (1, True), done.output
+    assert list(lake.parent.glob("*found*")) == []
+
+
 def test_other_libraries_get_the_same_rows(lake: Path) -> None:
     table = ingestd.open_lake(str(lake)).source("shop").table("public.orders")
     pandas = pytest.importorskip("pandas")

@@ -19,6 +19,7 @@ from tests.unit.lake.rows import make_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ingestd.model.schema import TableId
     from ingestd.reading.lake import LakeSource
 
 pytest.importorskip("duckdb")
@@ -47,6 +48,7 @@ READS = (
     "SELECT count(*) FROM {} a JOIN {} b USING (id)",
     "WITH orders AS (FROM {}) SELECT count(*) FROM orders",
     "PIVOT (SELECT note FROM {}) ON note USING count(*)",
+    "SELECT sum(a) FROM (PIVOT {} ON note USING count(id))",
     "SELECT (SELECT count(*) FROM {})",
     "SELECT count(*) FROM (DESCRIBE {}) d, {} WHERE column_name = 'id'",
 )
@@ -95,6 +97,21 @@ def test_a_statement_sees_only_its_tables(lake: RawLake, source: LakeSource, nam
     with pytest.raises(OperatorError):
         run_query(source, OUTSIDE[name].format(raw=raw, made=made)).read_all()
     assert not made.exists()
+
+
+def test_no_table_is_read_for_a_wrong_statement(source: LakeSource) -> None:
+    read: list[str] = []
+
+    def prepare(table: TableId, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
+        read.append(str(table))
+        return rows
+
+    with pytest.raises(OperatorError, match="syntax error"):
+        run_query(source, "SELEC * FROM items", prepare=prepare)
+    assert read == []
+    assert run_query(source, "", prepare=prepare).schema.names == []
+    run_query(source, "FROM items lines", prepare=prepare)
+    assert read == ["public.items"]
 
 
 def test_a_fault_of_the_lake_keeps_its_kind(source: LakeSource) -> None:
