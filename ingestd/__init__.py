@@ -23,9 +23,11 @@ def open_lake(
     """Open a lake for reading, without a daemon and without Spark.
 
     ``ingestd.open_lake("./lake").source("shop").table("public.orders").current()`` returns the
-    current rows of a table. `uri`: as `lake.uri` in the config; `storage_options`: as
-    `[lake.storage_options]`. `cache`: a private folder, created if it is missing. It keeps current
-    rows of tables with a key, in the clear, so that later reads take only changes from the lake.
+    current rows of a table. The config is not read, so its masks and excluded columns don't apply:
+    rows that were written before a mask have their values in the clear. `uri`: as `lake.uri` in the
+    config; `storage_options`: as `[lake.storage_options]`. `cache`: a private folder, created if it
+    is missing. It keeps current rows of tables with a key, in the clear, so that later reads take
+    only changes from the lake.
 
     Raise OperatorError if there is no lake, if a newer version wrote it, or without access to it;
     TransientError for a fault that passes.

@@ -1,9 +1,10 @@
 """`python -m tests.spark_matrix [SPARK ...]`: tests of the Spark jobs on other versions of Spark.
 
-`SPARK`: a minor version such as 3.5, a pair such as 3.5+3.2, or `all`; without any, the oldest and
-the newest. Each pair gets a virtual environment below `.venv/spark`, with its own PySpark before
-the packages of this Python; wheels are kept in `.venv/spark/wheels`. The tests with the mark
-`spark_matrix` run with the accelerator and without it. `--pytest`: for pytest, such as '-k name'.
+`SPARK`: a minor version such as 3.5, a pair such as 3.5+3.2, or `all`; without any, 3.5 and the
+newest. A minor version is the first of its pairs: 3.5 is 3.5+3.3. Each pair gets a virtual
+environment below `.venv/spark`, with its own PySpark before the packages of this Python; wheels are
+kept in `.venv/spark/wheels`. The tests with the mark `spark_matrix` run with the accelerator and
+without it. `--pytest`: for pytest, such as '-k name'.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WAYS = {"on": f"{MARK} and not long", "off": f"{MARK} and not accelerator and no
 def main(arguments: list[str]) -> int:
     """Run what is asked for; 1 if a test of any pair failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.spark_matrix", description=__doc__)
-    parser.add_argument("pairs", nargs="*", metavar="SPARK", help="the oldest and the newest")
+    parser.add_argument("pairs", nargs="*", metavar="SPARK", help="3.5 and the newest")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv" / "spark")
     parser.add_argument("--pytest", default="", help="for pytest, such as '-k name'")

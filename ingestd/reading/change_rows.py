@@ -129,8 +129,9 @@ class ChangeRows:
 
 
 def _has_key(rows: pa.Table, wanted: pa.Table) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.ones(rows.num_rows, bool)
-    for name in wanted.column_names:
-        equal = pc.equal(rows[name], wanted[name][0])
-        found &= pc.fill_null(equal, False).to_numpy().astype(bool)  # noqa: FBT003 - Arrow's
+    """Return which rows have the wanted key, by its hash: NaN equals NaN. A null equals none."""
+    names = wanted.column_names
+    found: NDArray[np.bool_] = key_hashes(rows, names) == key_hashes(wanted, names)
+    for name in names:
+        found &= rows[name].is_valid().to_numpy()
     return found

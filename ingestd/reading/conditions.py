@@ -15,14 +15,16 @@ from ingestd.model.errors import ConfigError, did_you_mean
 from ingestd.reading.raw_files import old_keys
 
 _NUMBER = "_cdc_number"
+_BY_INDEX = re.compile(r"FieldPath\(\d")
+"""A column by its number, as Arrow prints it. (A text that looks the same is refused as well.)"""
 _UNKNOWN = re.compile(r"FieldRef\.Name\((.*?)\) in ", re.DOTALL)
 
 
 class RowCondition:
     """A condition on current rows. `schema`: of these; `key`: their key's columns.
 
-    Raise ConfigError for a column that does not exist, and for an expression that has no truth
-    value for these types.
+    Raise ConfigError for a column that does not exist or is given by its number, and for an
+    expression that has no truth value for these types.
     """
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema, key: Sequence[str]) -> None:
@@ -30,6 +32,12 @@ class RowCondition:
             msg = (
                 f"where: a {type(expression).__name__} is no condition: write it as"
                 " pyarrow.compute.field('id') > 5"
+            )
+            raise ConfigError(msg)
+        if _BY_INDEX.search(str(expression)):  # rows to be folded have other columns
+            msg = (
+                f"where: {expression}: name each column, as in pyarrow.compute.field('id'): a"
+                " column by its number is not the same one in every file"
             )
             raise ConfigError(msg)
         self.expression = expression

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -139,23 +140,33 @@ class CurrentRows:
         if cache is None or not self._key or not is_comparable or not self._options.merge_versions:
             return None
         signature = signature_of(every, self._key, self._definition.key_since_lsn)
-        found = cache.find(signature)
-        if found is not None and found.end == self._cut.end_of(found.epoch):
-            if self._is_usable(found):
-                return found
-        elif found is not None and found.epoch > self._cut.epoch:
-            return None
-        options = ReadOptions(available.names, None, memory_bytes=self._options.memory_bytes)
+        found = cache.find()
+        if not self._is_kept(found, signature):
+            with cache.filling():
+                found = cache.find()  # another reader may have filled it
+                if not self._is_kept(found, signature):
+                    found = self._fill(cache, signature, available.names)
+        return None if found is None or found.epoch > self._cut.epoch else found
+
+    def _fill(self, cache: TableCache, signature: Any, names: Sequence[str]) -> CachedRows:  # noqa: ANN401
+        options = replace(self._options, columns=names, where=None, cache=None)
         rows = CurrentRows(self._store, self._cut, self._table, options)
         end = self._cut.end_of(self._cut.epoch)
         assert end is not None
         return cache.write(signature, self._cut.epoch, end, rows.batches(), rows.schema)
 
-    def _is_usable(self, cached: CachedRows) -> bool:
-        """Return whether only a few changes follow, without a snapshot's rows or markers.
+    def _is_kept(self, cached: CachedRows | None, signature: object) -> bool:
+        """Return whether an entry is later than this cut, or this cut can be read from it.
 
-        Rows of a snapshot may precede changes that are in the cached rows already.
+        So only a few changes follow, without a snapshot's rows or markers: rows of a snapshot may
+        precede changes that are in the cached rows already.
         """
+        if cached is None:
+            return False
+        if cached.epoch > self._cut.epoch:
+            return True
+        if cached.signature != signature or cached.end != self._cut.end_of(cached.epoch):
+            return False
         source = self._cut.records.source
         later = RawFiles(self._store, source, self._table, self._cut.epoch, cached.epoch)
         found = later.survey()
@@ -163,8 +174,19 @@ class CurrentRows:
         return is_few and not found.read_at and found.marker == BEGINNING
 
     def _brought_forward(self, cached: CachedRows) -> Iterator[pa.Table]:
-        """Yield the cached rows, those that changed since as they are now."""
-        parts = [self._shape.schema.empty_table(), *self._changes()]
+        """Yield the cached rows, those that changed since as they are now.
+
+        Changes that need too much memory are folded with all rows of the lake instead.
+        """
+        parts, nbytes = [self._shape.schema.empty_table()], 0
+        for rows in self._changes():
+            parts.append(rows)
+            nbytes += rows.nbytes
+            if nbytes > self._options.memory_bytes:
+                options = replace(self._options, cache=None)
+                every = CurrentRows(self._store, self._cut, self._table, options)
+                yield from every._tables()
+                return
         changes = pa.concat_tables(parts).combine_chunks()
         touched = TouchedKeys(changes, self._key)
         names = [c.name for c in self._shape.columns]

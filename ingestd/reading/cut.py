@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +31,9 @@ from ingestd.model.schema import TableId
 
 _NEVER_NULL = {"epoch", "end_lsn", "table", "state", "schema_version", "at_lsn", "at"}
 """Columns of `_epochs` and `_tables` that have a value in every row."""
+_OF_CUT = pa.schema(
+    [EPOCHS_SCHEMA.field(name) for name in ("epoch", "end_lsn", "committed_at", "tables")]
+)
 _NAMED = 20
 """Names of tables that an error lists at most."""
 
@@ -42,11 +46,12 @@ class SourceRecords:
         self.source = source
         self._epochs = TableLog(store, layout.epochs, layout.app_id())
         self._tables = TableLog(store, layout.tables, layout.app_id())
-        self._read: dict[str, dict[str, pa.Table]] = {}
+        self._read: dict[tuple[str, ...], tuple[set[str], pa.Table]] = {}
+        self._registry: tuple[pa.Table, Registry] | None = None
 
-    def epochs(self) -> pa.Table:
+    def epochs(self, schema: pa.Schema = EPOCHS_SCHEMA) -> pa.Table:
         """Return the rows of `_epochs`, by epoch. Raise OperatorError without any."""
-        rows = self._rows(self._epochs, EPOCHS_SCHEMA, "epoch")
+        rows = self._rows(self._epochs, schema, "epoch")
         if not rows.num_rows:
             raise OperatorError(
                 f"lake {self._epochs.uri}: source {self.source} has no epoch yet",
@@ -61,40 +66,51 @@ class SourceRecords:
 
     def registry(self) -> Registry:
         """Return the contents of `_tables`."""
-        return Registry(self.events().to_pylist())
+        events = self.events()
+        if self._registry is None or self._registry[0] is not events:
+            self._registry = events, Registry(events.to_pylist())
+        return self._registry[1]
 
     def _rows(self, log: TableLog, schema: pa.Schema, order: str) -> pa.Table:
-        """Return the rows of the newest version, by a column. A file that was read is kept."""
+        """Return the rows of the newest version, by a column.
+
+        They are kept, so that only new files are read, unless others were removed.
+        """
         log.load()
         if not log.exists:
             return schema.empty_table()
         needed = pa.schema([field for field in schema if field.name in _NEVER_NULL])
         log.ensure_fields(needed)
-        known = self._read.get(log.folder, {})
+        own = (log.folder, *schema.names)
+        known, rows = self._read.get(own, (set[str](), schema.empty_table()))
         with storage_faults(log.uri):
-            paths = [path for path, _, _ in list_files(log.handle)]
-            read = {p: known[p] if p in known else _file_rows(log, p, schema) for p in paths}
-        self._read[log.folder] = read
-        rows = pa.concat_tables([schema.empty_table(), *read.values()])
+            paths = {path for path, _, _ in list_files(log.handle)}
+            if paths == known:
+                return rows
+            if not known <= paths:
+                known, rows = set(), schema.empty_table()
+            new = [_file_rows(log, path, schema) for path in sorted(paths - known)]
+        rows = pa.concat_tables([rows, *new])
         for name in needed.names:
             if rows[name].null_count:
                 raise FolderError(
                     f"lake table {log.uri}: a row has no {name}: another program wrote it",
                     remedy="put the table's folder back from a copy",
                 )
-        return rows.sort_by(order)
+        self._read[own] = paths, rows.sort_by(order).combine_chunks()
+        return self._read[own][1]
 
     def cut(self, at: int | None = None) -> SourceCut:
         """Return the cut at an epoch; None: at the last one. Raise ConfigError if it is unknown."""
-        epochs = self.epochs()
-        numbers = epochs["epoch"]
-        first, last = numbers[0].as_py(), numbers[-1].as_py()
+        epochs = self.epochs(_OF_CUT)
+        numbers = epochs["epoch"].to_numpy()
+        first, last = int(numbers[0]), int(numbers[-1])
         number = last if at is None else at
         if type(number) is not int or not first <= number <= last:
             cleared = "" if first == 1 else f": maintenance removed those before {first}"
             msg = f"at: the lake of source {self.source} has the epochs {first} to {last}{cleared}"
             raise ConfigError(f"{msg}, not {number!r}")
-        epochs = epochs.filter(pc.less_equal(epochs["epoch"], number))
+        epochs = epochs.slice(0, int(np.searchsorted(numbers, number, side="right")))
         if epochs.num_rows != number - first + 1:
             raise OperatorError(
                 f"lake {self._epochs.uri}: epochs are missing below {number}: it has only"
@@ -103,16 +119,16 @@ class SourceRecords:
             )
         return SourceCut(self, number, epochs, self.registry())
 
-    def is_last(self, number: int) -> bool:
-        """Return whether no later epoch exists, as `_epochs` is now."""
-        return bool(self.epochs()["epoch"][-1].as_py() == number)
+    def last_epoch(self) -> int:
+        """Return the number of the last epoch. Raise OperatorError without any."""
+        return int(self.epochs(_OF_CUT)["epoch"][-1].as_py())
 
 
 @dataclass(frozen=True)
 class SourceCut:
     """All tables of a source at the end of an epoch.
 
-    `epochs`: the rows of `_epochs` up to it, by epoch.
+    `epochs`: the rows of `_epochs` up to it, by epoch, with the columns that a cut needs.
     """
 
     records: SourceRecords
@@ -153,7 +169,7 @@ class SourceCut:
 
     def _is_newest(self) -> bool:
         if not self._is_last:
-            self._is_last.append(self.records.is_last(self.epoch))
+            self._is_last.append(self.records.last_epoch() == self.epoch)
         return self._is_last[0]
 
     def known(self, table: TableId) -> Definition:
@@ -199,7 +215,7 @@ class SourceCut:
 
     def _rows_of(self, table: TableId) -> tuple[pa.Table, int]:
         """Return the epochs that changed a table (epoch, end_lsn, rows), and the sum of rows."""
-        entries = self.epochs["tables"].combine_chunks()
+        (entries,) = self.epochs["tables"].chunks
         parents, flat = pc.list_parent_indices(entries), pc.list_flatten(entries)
         is_own = pc.equal(pc.struct_field(flat, "table"), str(table))
         own = self.epochs.select(["epoch", "end_lsn"]).take(parents.filter(is_own))

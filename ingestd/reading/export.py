@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any, Protocol
@@ -25,7 +24,6 @@ from ingestd.lake.fold.raw_texts import TextEntries
 
 RAW = "_cdc_raw"
 _HASH = "^[0-9a-f]{64}$"
-_VERSION = re.compile(r"__v\d+\Z")
 _JSON_TYPES = (pa.types.is_integer, pa.types.is_boolean)
 
 
@@ -46,12 +44,12 @@ def write_rows(reader: pa.RecordBatchReader, form: str, output: IO[bytes]) -> in
 def hidden_columns(schema: pa.Schema, controls: TableSettings) -> dict[str, str]:
     """Return the columns that the config excludes or masks, and how: "null", or "sha256".
 
+    `schema`: of rows under the source's names, with the versions of a column merged.
     Older rows of the lake may have their values in the clear.
     """
     kinds: dict[str, str] = {c.casefold(): kind for c, kind in controls.mask_columns.items()}
     kinds |= dict.fromkeys(map(str.casefold, controls.exclude_columns), "null")
-    plain = {name: _VERSION.sub("", name).casefold() for name in schema.names}
-    return {name: kinds[known] for name, known in plain.items() if known in kinds}
+    return {name: kinds[name.casefold()] for name in schema.names if name.casefold() in kinds}
 
 
 def without_hidden(reader: pa.RecordBatchReader, hidden: Mapping[str, str]) -> pa.RecordBatchReader:
@@ -117,7 +115,10 @@ def _closing(
 
 
 def _jsonl(schema: pa.Schema, output: IO[bytes]) -> AbstractContextManager[_BatchWriter]:
-    """One object a line. Integers and booleans are JSON's; all else is the source's text."""
+    """One object a line. Numbers and booleans are JSON's; all else is the source's text.
+
+    Of numbers: integers and finite floats.
+    """
     names = [n for n in schema.names if n != RAW]
 
     def write(batch: pa.RecordBatch) -> None:
@@ -167,13 +168,14 @@ def _own_texts(batch: pa.RecordBatch, name: str) -> dict[int, str]:
 
 def _json_values(batch: pa.RecordBatch, name: str) -> list[Any]:
     column = batch.column(name)
-    found: list[Any]
-    if pa.types.is_floating(column.type):
-        texts = _column_texts(batch, name).to_pylist()
-        pairs = zip(column.to_pylist(), texts, strict=True)
-        return [v if v is not None and math.isfinite(v) else text for v, text in pairs]
+    found: list[Any] = column.to_pylist()
     if any(is_kind(column.type) for is_kind in _JSON_TYPES):
-        found = column.to_pylist()
-    else:
-        found = _column_texts(batch, name).to_pylist()
-    return found
+        for row, text in _own_texts(batch, name).items():
+            found[row] = text
+        return found
+    texts: list[Any] = _column_texts(batch, name).to_pylist()
+    if not pa.types.is_floating(column.type):
+        return texts
+    # By its text: as a double, a float4 has more digits than the source wrote.
+    pairs = zip(found, texts, strict=True)
+    return [float(text) if v is not None and math.isfinite(v) else text for v, text in pairs]

@@ -29,9 +29,9 @@ class TableDescription:
     """A table at the end of an epoch.
 
     `name`: "schema.table". `state`: as in `_tables`. `is_complete`: its current rows can be read.
-    `reason`: why it stopped or was dropped. `columns`: names and types of the columns that
-    `LakeTable.current` returns. `key`: the columns that identify a row; empty: rows are a
-    multiset.
+    `reason`: why it stopped or was dropped. `columns`: names and types of the source's columns, as
+    `LakeTable.current` returns them, without `_cdc_raw`. `key`: the columns that identify a row;
+    empty: rows are a multiset.
     """
 
     name: str
@@ -84,7 +84,7 @@ class LakeSource:
 
     def last_epoch(self) -> int:
         """Return the number of the last epoch. Raise OperatorError if there is none yet."""
-        return int(self._records.epochs()["epoch"][-1].as_py())
+        return self._records.last_epoch()
 
     def schema_history(self) -> pa.Table:
         """Return the rows of `_tables`, in the order in which they were recorded."""
@@ -142,7 +142,7 @@ class LakeTable:
         and `_cdc_ts` of a row's newest change. `where`: a condition on these columns, such as
         ``pyarrow.compute.field("id") > 5``; of the key, it also saves reading. `merge_versions`:
         whether a column whose type changed is one column of the newest type; else each lake column
-        (`amount`, `amount__v2`) is one.
+        (`amount`, `amount__v2`) is one, except those of the key.
 
         Raise ConfigError for an epoch, table or column that does not exist, and a condition that is
         not valid; TableError for a table that is not complete at that epoch, or of which rows were

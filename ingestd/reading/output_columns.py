@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from ingestd.lake.definitions import Definition
 from ingestd.lake.delta.types import arrow_type
 from ingestd.lake.fold.older_types import as_newest
 from ingestd.lake.fold.raw_texts import NAMES_TYPE, RAW_TYPE, TextEntries, renamed_lists
-from ingestd.model.changes import OF_BEFORE, field_of
+from ingestd.model.changes import DELETE, OF_BEFORE, TRUNCATE, field_of
 from ingestd.model.schema import TIMESTAMP, Column
 
 CHANGE_FIELDS: Mapping[str, pa.DataType] = {
@@ -30,6 +30,9 @@ CHANGE_FIELDS: Mapping[str, pa.DataType] = {
 ORIGIN_FIELDS: Mapping[str, pa.DataType] = {"_cdc_xid": pa.int64(), "_cdc_epoch": pa.int64()}
 """Others that a change row has."""
 _Mask = NDArray[np.bool_]
+_LAST = np.iinfo(np.int64).max
+"""Above every position: a row there has the values that it was sent with, such as no others than
+the key's in a `d`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ def output_columns(definition: Definition, *, merge_versions: bool) -> tuple[Out
     """Return the columns of a table, in the source's order.
 
     `merge_versions`: one column for each of the source, by the source's name; else one for each
-    lake column that received its values, by the lake's name.
+    lake column that received its values, by the lake's name, except for the key's: rows of any
+    version are compared by them.
     """
     found = []
     for column in definition.columns:
@@ -81,7 +85,7 @@ def output_columns(definition: Definition, *, merge_versions: bool) -> tuple[Out
         }
         newest = {column.name: arrow_type(column.delta_type)}
         since = column.since_lsn, column.missing
-        if merge_versions:
+        if merge_versions or column.name in definition.key:
             found.append(OutputColumn(column.source_name, {**stored, **newest}, *since))
         else:
             found += [OutputColumn(n, {n: kind}, column.since_lsn) for n, kind in stored.items()]
@@ -147,15 +151,19 @@ class RowShape:
         own = {name: _one(rows[name]) for name in self.raw_schema.names}
         before = own["_cdc_before"]
         lsn = own["_cdc_lsn"].to_numpy()
+        is_marker, is_delete = (_flags(pc.equal(own["_cdc_op"], op)) for op in (TRUNCATE, DELETE))
+        key_lsn = np.where(is_marker, _LAST, lsn)
+        other_lsn = np.where(is_delete, _LAST, key_lsn) if self.key else key_lsn
         texts = TextEntries.from_column(own["_cdc_raw"])
         lake_texts, texts = texts, texts.renamed(self._new_text_name)
         values: dict[str, pa.Array] = {}
         for column in self.columns:
             found, more = _merged(column, own.get, lake_texts, "")
             texts = texts.with_more(column.name, more)
-            values[column.name], texts = _with_missing(column, found, lsn, texts, "")
+            own_lsn = key_lsn if column.name in self.key else other_lsn
+            values[column.name], texts = _with_missing(column, found, own_lsn, texts, "")
         old = {}
-        old_lsn = np.where(_flags(before.is_valid()), lsn, np.iinfo(np.int64).max)
+        old_lsn = np.where(_flags(before.is_valid()), lsn, _LAST)
         for column in self.old_columns:
             found, more = _merged(column, lambda n: field_of(before, n), lake_texts, OF_BEFORE)
             texts = texts.with_more(OF_BEFORE + column.name, more)
@@ -253,8 +261,3 @@ def _chosen(mask: _Mask, values: pa.Array, others: pa.Array) -> pa.Array:
 def _flags(values: pa.Array) -> _Mask:
     found: _Mask = values.to_numpy(zero_copy_only=False).astype(np.bool_)
     return found
-
-
-def names_of(columns: Sequence[OutputColumn]) -> list[str]:
-    """Return the names of columns."""
-    return [c.name for c in columns]

@@ -6,12 +6,14 @@ and `cache.json`, which is replaced last. It is used only for the epoch, columns
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,43 +23,58 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ingestd.lake.delta.data_files import open_parquet
+from ingestd.lake.delta.data_files import DataFileReader
 from ingestd.lake.fold.row_keys import RowKeys
 from ingestd.lake.layout import Layout
 from ingestd.lake.reference.raw_changes import KeepGroup
+from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import open_store
 from ingestd.model.changes import SNAPSHOT
-from ingestd.model.errors import OperatorError
+from ingestd.model.errors import FolderError, IngestdError, OperatorError
 from ingestd.model.schema import TableId
-from ingestd.process.file_creation import create_binary, make_private_folder, replace
+from ingestd.process.file_creation import append, create_binary, make_private_folder, replace
 from ingestd.reading.output_columns import OutputColumn
 from ingestd.reading.raw_files import old_keys
 
 _FORMAT = 1
 _META = "cache.json"
+_META_TYPES = {"signature": dict, "epoch": int, "end": list, "file": str, "rows": int}
+_LOCK = "lock"
 _FILE = re.compile(r"[0-9a-f]{16}\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """A table's current rows at the end of `epoch`, in the file `path`; `rows`: their number.
+    """A table's current rows at the end of `epoch`, in an open file; `rows`: their number.
 
-    `end`: what `_epochs` said of the epoch (`SourceCut.end_of`).
+    `end`: what `_epochs` said of the epoch (`SourceCut.end_of`). `signature`: see `signature_of`.
+    The file may be replaced meanwhile: an open one can still be read.
     """
 
     path: Path
     epoch: int
     end: tuple[Any, ...]
     rows: int
+    signature: Mapping[str, Any]
+    file: DataFileReader
 
     def tables(self, schema: pa.Schema, keep: KeepGroup | None) -> Iterator[pa.Table]:
-        """Yield the rows in batches, with the columns of a schema."""
-        store = open_store(str(self.path.parent), None)
-        with open_parquet(store, self.path.name, self.rows) as file:
-            for group in range(file.num_row_groups):
-                if keep is None or keep(file, group):
-                    for batch in file.batches(schema.names, group):
-                        yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+        """Yield the rows in batches, with the columns of a schema.
+
+        Raise OperatorError for a damaged file, which is removed.
+        """
+        try:
+            with storage_faults(str(self.path)):
+                for group in range(self.file.num_row_groups):
+                    if keep is None or keep(self.file, group):
+                        for batch in self.file.batches(schema.names, group):
+                            yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+        except FolderError as error:
+            self.path.unlink(missing_ok=True)
+            raise OperatorError(
+                f"cache {self.path}: the file is damaged and was removed: {error.what}",
+                remedy="read again: the next read creates it from the lake",
+            ) from error
 
 
 class TableCache:
@@ -68,23 +85,58 @@ class TableCache:
         self._lake = hashlib.sha256(lake.encode()).hexdigest()[:16]
         self._folder = self._root / self._lake / Layout(source).raw(table)
 
-    def find(self, signature: Mapping[str, Any]) -> CachedRows | None:
-        """Return the rows, if they have this signature."""
-        found = self._read_meta()
-        if found.get("signature") != signature:
-            return None
-        path = self._folder / found["file"]
-        if not path.is_file():
-            return None
-        return CachedRows(path, found["epoch"], tuple(found["end"]), found["rows"])
+    @contextmanager
+    def _folder_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OperatorError(
+                f"cache {self._folder}: {error}",
+                remedy="choose another folder for `cache`, or read without one",
+            ) from error
 
-    def _read_meta(self) -> dict[str, Any]:
-        """Return what the entry says of itself; nothing if it is missing or damaged."""
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Wait until no other reader, of any process, fills this entry; then keep them out."""
+        with self._folder_faults():
+            make_private_folder(self._root)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = append(self._folder / _LOCK)
+        with lock:  # released when it is closed, also by the end of the process
+            with self._folder_faults():
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def find(self) -> CachedRows | None:
+        """Return the entry; None if it is missing, damaged, or of another version of ingestd."""
+        with self._folder_faults():
+            make_private_folder(self._root)
+        found = self._read_meta()
+        if found is None:
+            return None
+        with suppress(IngestdError):
+            return self._open(found)
+        return None
+
+    def _open(self, meta: Mapping[str, Any]) -> CachedRows:
+        """Return the entry with its file open. Raise FolderError if it has other rows."""
+        path = self._folder / meta["file"]
+        store = open_store(str(self._folder), None)
+        with storage_faults(str(path)):
+            file = DataFileReader(store.open(path.name), str(path), meta["rows"])
+        end = tuple(meta["end"])
+        return CachedRows(path, meta["epoch"], end, meta["rows"], meta["signature"], file)
+
+    def _read_meta(self) -> dict[str, Any] | None:
+        """Return what the entry says of itself; None if it is missing or damaged."""
         with suppress(OSError, ValueError):
             found = json.loads((self._folder / _META).read_bytes())
-            if isinstance(found, dict) and _FILE.match(str(found.get("file"))):
-                return found
-        return {}
+            if isinstance(found, dict) and all(
+                isinstance(found.get(name), kind) for name, kind in _META_TYPES.items()
+            ):
+                is_ours = found["signature"].get("format") == _FORMAT
+                return found if is_ours and _FILE.match(found["file"]) else None
+        return None
 
     def write(
         self,
@@ -94,42 +146,34 @@ class TableCache:
         batches: Iterator[pa.RecordBatch],
         schema: pa.Schema,
     ) -> CachedRows:
-        """Replace the entry with these rows. The file of the previous one is kept for readers."""
-        try:
-            return self._write(signature, epoch, end, batches, schema)
-        except OSError as error:
-            raise OperatorError(
-                f"cache {self._folder}: {error.strerror or error}",
-                remedy="choose another folder for `cache`, or read without one",
-            ) from error
+        """Replace the entry with these rows, and return it. Only while `filling`."""
+        with self._folder_faults():
+            path = self._folder / f"{secrets.token_hex(8)}.parquet"
+            try:
+                rows = _write_file(path, batches, schema)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+            meta = {"signature": signature, "epoch": epoch, "end": end}
+            meta |= {"file": path.name, "rows": rows}
+            replace(self._folder / _META, json.dumps(meta))
+            for other in self._folder.glob("*.parquet"):
+                if other != path:
+                    other.unlink(missing_ok=True)
+        return self._open(meta)
 
-    def _write(
-        self,
-        signature: Mapping[str, Any],
-        epoch: int,
-        end: Sequence[Any],
-        batches: Iterator[pa.RecordBatch],
-        schema: pa.Schema,
-    ) -> CachedRows:
-        make_private_folder(self._root)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        previous = self._read_meta().get("file")
-        path = self._folder / f"{secrets.token_hex(8)}.parquet"
-        rows = 0
-        try:
-            with create_binary(path) as file, pq.ParquetWriter(file, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-                    rows += batch.num_rows
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        meta = {"signature": signature, "epoch": epoch, "end": end, "file": path.name, "rows": rows}
-        replace(self._folder / _META, json.dumps(meta))
-        for other in self._folder.glob("*.parquet"):
-            if other.name not in {path.name, previous}:
-                other.unlink(missing_ok=True)
-        return CachedRows(path, epoch, tuple(end), rows)
+
+def _write_file(path: Path, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Write rows to a new file, durably; return their number."""
+    rows = 0
+    with create_binary(path) as file:
+        with pq.ParquetWriter(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        file.flush()
+        os.fsync(file.fileno())
+    return rows
 
 
 def signature_of(columns: Sequence[OutputColumn], key: Sequence[str], key_since: int) -> Any:  # noqa: ANN401 - JSON

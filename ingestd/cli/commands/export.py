@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
 from contextlib import contextmanager
 from enum import StrEnum
@@ -132,23 +134,33 @@ def _write(reader: pa.RecordBatchReader, form: ExportFormat, output: Path | None
     typer.echo(f"{output}: {count:,} rows", err=True)
 
 
+def _give_name(partial: Path, path: Path) -> None:
+    """Rename a complete file. Raise FileExistsError if the name exists by now."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(path) from None
+        partial.rename(path)
+
+
 @contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that gets its name when it is complete. Raise ConfigError if it exists."""
     if path.exists():
         raise ConfigError(f"--output: {path} exists; nothing was written")
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.partial")
     try:
         with create_binary(partial, MODE) as file:
             yield file
-        partial.rename(path)
+        _give_name(partial, path)
     except FileExistsError as error:
-        raise ConfigError(f"--output: {partial} exists: another export writes it") from error
+        raise ConfigError(f"--output: {path} exists; nothing was written") from error
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OperatorError(
             f"{path} can't be written: {error.strerror}", remedy="choose another file"
         ) from error
-    except BaseException:
+    finally:
         partial.unlink(missing_ok=True)
-        raise

@@ -80,6 +80,62 @@ def test_a_missing_value_may_be_a_text(lake: RawLake) -> None:
     ]
 
 
+def test_markers_and_deletes_have_no_missing_values(lake: RawLake) -> None:
+    """They are the rows of the raw table: a `d` has its key, a `t` nothing."""
+    change(lake, BEFORE, id=1, _cdc_op="d")
+    lake.record("live", altered(), snapshot_lsn=110)
+    lake.next_lsn()
+    lake.record("live", altered(replace(AMOUNT, missing="7")), snapshot_lsn=110)
+    change(lake, BEFORE, id=9)
+    table = ingestd.open_lake(str(lake.uri)).source("shop").table("public.orders")
+    found = table.changes().read_all()
+    rows = zip(*(found[name].to_pylist() for name in ("_cdc_op", "id", "amount")), strict=True)
+    assert sorted(rows, key=str) == [
+        ("c", 9, None),
+        ("d", 1, None),
+        ("r", 1, 7),
+        ("r", 2, 7),
+        ("t", None, None),
+    ]
+    assert table.history({"id": 1})["amount"].to_pylist() == [None, 7, None]
+
+
+@pytest.mark.parametrize("merge_versions", [True, False])
+def test_a_key_of_another_type_is_one_column(lake: RawLake, *, merge_versions: bool) -> None:
+    newer_id = Column("id", 20, -1, pa.int64(), "bigint", identity=True, stored_as="id__v2")
+    newer = replace(BEFORE, columns=(newer_id, *BEFORE.columns[1:]))
+    lake.record("live", newer, snapshot_lsn=110)
+    change(lake, newer, id__v2=2, amount=5, _cdc_op="u")
+    change(lake, newer, id__v2=1 << 40, amount=6)
+    found = current(lake, merge_versions=merge_versions)
+    assert [(row["id"], row["amount"]) for row in found] == [(1, 1), (2, 5), (1 << 40, 6)]
+
+
+KEYS = {
+    "NaN": (pa.float64(), float("nan"), 1.0),
+    "list": (pa.list_(pa.int32()), [1, 2], [1]),
+    "text": (pa.string(), "", "a"),
+    "decimal": (pa.decimal128(4, 2), Decimal("1.50"), Decimal("1.51")),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_histories_of_keys_of_any_type(name: str, tmp_path: Path) -> None:
+    kind, key, other = KEYS[name]
+    column = Column("k", 0, -1, kind, "k", identity=True)
+    columns = (column, *(replace(c, identity=False) for c in BEFORE.columns[:2]))
+    table = replace(BEFORE, columns=columns, key=("k",), before=("k",))
+    lake = RawLake(tmp_path / "lake")
+    lake.record("live", table, snapshot_lsn=1)
+    change(lake, table, k=key, id=1, note="a")
+    change(lake, table, k=other, id=2, note="b")
+    change(lake, table, k=key, id=3, _cdc_op="u", _cdc_unchanged=["note"])
+    read = ingestd.open_lake(str(lake.uri)).source("shop").table("public.orders")
+    found = read.history({"k": key})
+    assert [found[n].to_pylist() for n in ("id", "note")] == [[1, 3], ["a", "a"]]
+    assert read.history({"k": None}).num_rows == 0
+
+
 def test_unsent_parts_of_a_key_are_in_the_old_row(tmp_path: Path) -> None:
     key = ("id", "part")
     part = Column("part", 25, -1, pa.string(), "text", identity=True)

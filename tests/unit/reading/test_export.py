@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 import ingestd
 from ingestd import cli
+from ingestd.cli.commands.export import _new_file
+from ingestd.config import TableSettings
 from ingestd.lake.fold.raw_texts import RAW_TYPE
-from ingestd.model.errors import OperatorError
+from ingestd.model.errors import ConfigError, OperatorError
 from ingestd.model.schema import Column
-from ingestd.reading.export import write_rows
+from ingestd.reading.export import hidden_columns, write_rows
 from ingestd.reading.frames import optional_library
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
@@ -107,6 +109,27 @@ def test_an_export_that_fails_leaves_no_file(lake: Path) -> None:
     assert [p.name for p in lake.parent.iterdir() if "none" in p.name] == []
 
 
+def test_an_export_that_was_killed_does_not_stop_the_next(lake: Path) -> None:
+    path = lake.parent / "orders.csv"
+    path.with_name(".orders.csv.partial").write_text("half")
+    assert run(lake, "export", "shop", "public.orders", "-o", str(path)).exit_code == 0
+    assert len(path.read_text().splitlines()) == 4
+    assert sorted(p.name for p in lake.parent.glob(".*")) == [".orders.csv.partial"]
+
+
+def test_a_file_that_appears_meanwhile_is_kept(lake: Path) -> None:
+    path = lake.parent / "orders.csv"
+
+    def write_both() -> None:
+        with _new_file(path) as file:
+            file.write(b"new")
+            path.write_text("old")
+
+    with pytest.raises(ConfigError, match="exists; nothing was written"):
+        write_both()
+    assert [p.read_text() for p in lake.parent.glob("*orders.csv*")] == ["old"]
+
+
 def test_values_of_any_type_are_written_as_the_source_does() -> None:
     columns = {
         "a": pa.array([[1, None]], pa.list_(pa.int32())),
@@ -124,6 +147,35 @@ def test_values_of_any_type_are_written_as_the_source_does() -> None:
     assert json.loads(found["jsonl"][0]) == {"a": "{{1}}", "b": "\\x01", "c": "NaN", "d": True}
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    "kind", [pa.int32(), pa.bool_(), pa.float32(), pa.float64(), pa.string(), pa.date32()], ids=str
+)
+def test_a_text_replaces_a_missing_value(form: str, kind: pa.DataType) -> None:
+    columns = [pa.nulls(2, kind), pa.array([None, [("a", "odd")]], RAW_TYPE)]
+    output = io.BytesIO()
+    write_rows(pa.table(columns, names=["a", "_cdc_raw"]).to_reader(), form, output)
+    *_, empty, found = output.getvalue().decode().splitlines()
+    assert (empty, found) == {"csv": ("", '"odd"'), "jsonl": ('{"a": null}', '{"a": "odd"}')}[form]
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+def test_floats_have_the_digits_of_the_source(kind: pa.DataType) -> None:
+    values = pa.table([pa.array([0.1, -2.5, 1e30, 0.0], kind)], names=["a"])
+    output = io.BytesIO()
+    write_rows(values.to_reader(), "jsonl", output)
+    found = [json.loads(line)["a"] for line in output.getvalue().splitlines()]
+    assert found == [0.1, -2.5, 1e30, 0.0]
+
+
+def test_a_column_is_masked_by_its_name_in_the_source() -> None:
+    schema = pa.schema([(name, pa.string()) for name in ("ssn", "ssn__v2", "SSN__v3")])
+    for excluded in ("ssn", "ssn__v2", "ssn__v3"):
+        controls = TableSettings.model_validate({"exclude_columns": [excluded]})
+        hidden = hidden_columns(schema, controls)
+        assert {name.casefold() for name in hidden} == {excluded}
+
+
 def test_all_tables_of_a_query_are_one_cut(lake: Path) -> None:
     pytest.importorskip("duckdb")
     join = "SELECT count(*) AS n FROM orders o JOIN public.customers c ON o.id >= c.id"
@@ -132,6 +184,16 @@ def test_all_tables_of_a_query_are_one_cut(lake: Path) -> None:
     done = run(lake, "query", "shop", "SELECT nope FROM orders")
     assert done.exit_code == 1
     assert "public.orders" in done.output
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_late_fault_is_the_statement_s_and_leaves_no_file(lake: Path, form: str) -> None:
+    pytest.importorskip("duckdb")
+    late = "SELECT CASE WHEN n > 400000 THEN error('boom') END FROM range(500000) r(n)"
+    path = lake.parent / "found"
+    done = run(lake, "query", "shop", late, "--format", form, "-o", str(path))
+    assert (done.exit_code, "boom" in done.output) == (1, True), done.output
+    assert list(lake.parent.glob("*found*")) == []
 
 
 def test_other_libraries_get_the_same_rows(lake: Path) -> None:

@@ -14,7 +14,9 @@ from deltalake import DeltaTable, write_deltalake
 import ingestd
 from ingestd.lake.epochs_table import SCHEMA as EPOCHS_SCHEMA
 from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
 from ingestd.model.errors import ConfigError, FolderError, OperatorError, TableError
+from ingestd.reading.cut import SourceRecords
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
 
@@ -50,6 +52,8 @@ ARGUMENTS: dict[str, tuple[Callable[[LakeTable], object], str]] = {
         "did you mean 'note'?",
     ),
     "condition's type": (lambda t: t.current(where=pc.field("id") == "x"), "no kernel matching"),
+    "column by its number": (lambda t: t.current(where=pc.field(1) == "a"), "name each column"),
+    "field by its number": (lambda t: t.current(where=pc.field(("id", 0)) > 1), "name each column"),
     "no condition": (lambda t: t.current(where="id > 5"), "is no condition"),
     "later epoch": (lambda t: t.current(at=3), "has the epochs 1 to 2, not 3"),
     "since": (lambda t: t.changes(since=3), "since: 3 is no epoch from 0"),
@@ -193,6 +197,21 @@ def test_an_epoch_without_a_number_is_refused(lake: RawLake) -> None:
     write_deltalake(epochs, row, mode="append")
     with pytest.raises(FolderError, match="a row has no epoch"):
         table_of(lake).current()
+
+
+def test_rows_of_epochs_are_read_once(lake: RawLake) -> None:
+    """Rows that were read need no file, and the rows of an unchanged version are the same."""
+    records = SourceRecords(open_store(str(lake.uri), None), "shop")
+    assert records.cut().epoch == 2
+    assert records.epochs() is records.epochs()
+    assert records.registry() is records.registry()
+    folders = (Layout("shop").epochs, Layout("shop").tables)
+    read = [path for each in folders for path in (lake.uri / each).glob("*.parquet")]
+    lake.commit({ORDERS: [{"id": 4, "_cdc_lsn": lake.next_lsn(), "_cdc_seq": 1}]})
+    for path in read:
+        path.unlink()
+    assert [records.cut(at).end_lsn for at in (None, 1, 2)] == [135, 115, 125]
+    assert records.epochs()["epoch"].to_pylist() == [1, 2, 3]
 
 
 def test_epochs_that_are_missing_are_noticed(lake: RawLake) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pyarrow.compute as pc
 import pytest
 
 import ingestd
+from ingestd.lake.lake_id import read_lake_id
 from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import Column
+from ingestd.reading.lake import LakeTable
+from ingestd.reading.row_cache import TableCache
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
 
@@ -36,10 +41,13 @@ def change(lake: RawLake, *rows: dict[str, Any]) -> None:
     lake.commit({ORDERS: [{"_cdc_lsn": lsn, "_cdc_seq": n, **r} for n, r in enumerate(rows, 1)]})
 
 
-def read(lake: RawLake, **more: Any) -> dict[int, str]:
+def open_table(lake: RawLake) -> LakeTable:
     cache = str(lake.uri.parent / "cache")
-    table = ingestd.open_lake(str(lake.uri), cache=cache).source("shop").table("public.orders")
-    return {row["id"]: row["note"] for row in table.current(**more).to_pylist()}
+    return ingestd.open_lake(str(lake.uri), cache=cache).source("shop").table("public.orders")
+
+
+def read(lake: RawLake, **more: Any) -> dict[int, str]:
+    return {row["id"]: row["note"] for row in open_table(lake).current(**more).to_pylist()}
 
 
 def entries(lake: RawLake) -> list[int]:
@@ -97,24 +105,44 @@ def another_column(lake: RawLake) -> dict[int, str]:
     return {1: "a", 2: "a", 3: "a", 4: "b"}
 
 
-def another_history(lake: RawLake) -> dict[int, str]:
-    """The entry is of an epoch that another lake had under that number."""
-    for path in (lake.uri.parent / "cache").rglob("cache.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"end": [1, "x"]}))
-    change(lake, {"id": 4, "note": "b"})
-    return {1: "a", 2: "a", 3: "a", 4: "b"}
+def damaged(name: str, content: bytes | None) -> Callable[[RawLake], dict[int, str]]:
+    def step(lake: RawLake) -> dict[int, str]:
+        for path in (lake.uri.parent / "cache").rglob(name):
+            path.write_bytes(path.read_bytes()[:-9] if content is None else content)
+        change(lake, {"id": 4, "note": "b"})
+        return {1: "a", 2: "a", 3: "a", 4: "b"}
+
+    return step
 
 
-def damage(lake: RawLake) -> dict[int, str]:
-    for path in (lake.uri.parent / "cache").rglob("cache.json"):
-        path.write_text("{")
-    change(lake, {"id": 4, "note": "b"})
-    return {1: "a", 2: "a", 3: "a", 4: "b"}
+def other_meta(name: str, value: object) -> Callable[[RawLake], dict[int, str]]:
+    def step(lake: RawLake) -> dict[int, str]:
+        for path in (lake.uri.parent / "cache").rglob("cache.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+        change(lake, {"id": 4, "note": "b"})
+        return {1: "a", 2: "a", 3: "a", 4: "b"}
+
+    return step
 
 
-@pytest.mark.parametrize(
-    "step", [truncate, snapshot_of_a_deleted_row, another_column, another_history, damage]
-)
+STEPS: dict[str, Callable[[RawLake], dict[int, str]]] = {
+    "truncate": truncate,
+    "snapshot": snapshot_of_a_deleted_row,
+    "column": another_column,
+    "history": other_meta("end", [1, "x"]),
+    "no JSON": damaged("cache.json", b"{"),
+    "an empty file": damaged("*.parquet", b""),
+    "a cut file": damaged("*.parquet", None),
+    "other rows": other_meta("rows", 2),
+    **{
+        f"{name} {value}": other_meta(name, value)
+        for name in ("epoch", "end", "file", "rows", "signature")
+        for value in (None, "x", 1.5, {"x": 1})
+    },
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_what_does_not_fit_is_read_again(
     lake: RawLake, step: Callable[[RawLake], dict[int, str]]
 ) -> None:
@@ -122,10 +150,92 @@ def test_what_does_not_fit_is_read_again(
     expected = step(lake)
     assert read(lake) == expected
     assert entries(lake) == [lake.epoch]
-    assert len(list((lake.uri.parent / "cache").rglob("*.parquet"))) <= 2
+    assert len(list((lake.uri.parent / "cache").rglob("*.parquet"))) == 1
 
 
-def test_a_folder_that_others_may_enter_is_refused(lake: RawLake) -> None:
-    (lake.uri.parent / "cache").mkdir(mode=0o755)
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_a_folder_that_others_may_enter_is_refused(lake: RawLake, *, is_filled: bool) -> None:
+    folder = lake.uri.parent / "cache"
+    folder.mkdir(mode=0o700)
+    if is_filled:
+        read(lake)
+    folder.chmod(0o755)
     with pytest.raises(OperatorError, match="not a folder of this user only"):
         read(lake)
+
+
+def test_a_reader_waits_for_the_one_that_fills(lake: RawLake) -> None:
+    read(lake)
+    folder = next((lake.uri.parent / "cache").rglob("cache.json")).parent
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in files:
+        (folder / name).unlink()
+    store = open_store(str(lake.uri), None)
+    lake_id = read_lake_id(store) or store.uri("")
+    cache = TableCache(str(lake.uri.parent / "cache"), lake_id, "shop", ORDERS.id)
+    with ThreadPoolExecutor(1) as pool:
+        with cache.filling():
+            reader = pool.submit(read, lake)
+            with pytest.raises(TimeoutError):
+                reader.result(0.5)
+            for name in files.keys() - {"lock"}:
+                (folder / name).write_bytes(files[name])
+        assert reader.result(20) == {1: "a", 2: "a", 3: "a"}
+    assert {path.name for path in folder.iterdir()} == set(files)
+
+
+def test_readers_that_fill_at_once_get_the_rows(lake: RawLake) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        found = [*pool.map(lambda _: read(lake), range(12))]
+    assert found == [{1: "a", 2: "a", 3: "a"}] * 12
+    assert entries(lake) == [1]
+    assert len(list((lake.uri.parent / "cache").rglob("*.parquet"))) == 1
+
+
+def test_an_entry_that_is_replaced_can_still_be_read(lake: RawLake) -> None:
+    read(lake)
+    table = open_table(lake)
+    rows = table.current_batches()
+    for _ in range(3):
+        change(lake, {"_cdc_op": "t"}, {"id": 9, "note": "z"})
+        assert read(lake) == {9: "z"}
+    assert sorted(rows.read_all()["id"].to_pylist()) == [1, 2, 3]
+
+
+def test_an_earlier_epoch_does_not_replace_a_later_entry(lake: RawLake) -> None:
+    expected = another_column(lake)
+    assert read(lake) == expected
+    assert read(lake, at=1) == {1: "a", 2: "a", 3: "a"}
+    assert entries(lake) == [2]
+
+
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_rows_are_spilled_where_the_caller_says(lake: RawLake, *, is_filled: bool) -> None:
+    """A folder that is missing shows that it is the one that is used."""
+    change(lake, {"id": 4, "note": "b"})
+    if is_filled:
+        read(lake)
+        change(lake, {"id": 5, "note": "c"})
+    missing = str(lake.uri.parent / "missing")
+    with pytest.raises((FileNotFoundError, OperatorError), match="missing/ingestd-"):
+        open_table(lake).current_batches(memory_bytes=1, spill_folder=missing).read_all()
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 1 << 20])
+def test_changes_of_any_size_are_folded(lake: RawLake, memory_bytes: int) -> None:
+    read(lake)
+    change(lake, {"id": 1, "_cdc_op": "d"}, {"id": 4, "note": "b"})
+    found = open_table(lake).current_batches(
+        columns=["note", "id"], where=pc.field("note") == "b", memory_bytes=memory_bytes
+    )
+    assert found.read_all().to_pylist() == [{"note": "b", "id": 4}]
+
+
+def test_damage_within_a_file_is_reported_once(lake: RawLake) -> None:
+    read(lake)
+    for path in (lake.uri.parent / "cache").rglob("*.parquet"):
+        content = path.read_bytes()
+        path.write_bytes(content[:4] + b"\xff" * 60 + content[64:])
+    with pytest.raises(OperatorError, match="is damaged and was removed"):
+        read(lake)
+    assert read(lake) == {1: "a", 2: "a", 3: "a"}
