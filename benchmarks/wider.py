@@ -8,7 +8,6 @@ from benchmarks.daemon import (
     many_tables,
     object_store,
     polling,
-    reading,
     recovery,
     reference,
     resume,
@@ -17,7 +16,7 @@ from benchmarks.daemon import (
 )
 from benchmarks.harness.figure import Figure, memory_figure
 from benchmarks.harness.rig import Rig
-from benchmarks.spark import datasource, mirror
+from benchmarks.spark import datasource, mirror, reading
 
 
 def many_tables_figures(rig: Rig) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""Chooses the tables that are read in chunks (incrementally) rather than at one point.
+"""Chooses the tables that are read in chunks (incrementally) rather than at a consistent point.
 
 On the first load those above `snapshot_chunked_above`; later all that can be.
 """

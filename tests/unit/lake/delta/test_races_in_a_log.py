@@ -101,7 +101,7 @@ OPERATIONS: dict[str, tuple[bool, bool, Table]] = {
     "a new column": (True, False, WIDER),
     "a start": (True, True, BAD),
 }
-"""Whether the table exists, whether the daemon is started anew, and what is written."""
+"""Whether the table exists, whether the daemon is restarted, and what is written."""
 
 
 async def run(kind: type[LocalStore], lake: Path, operation: str, owner: Owner) -> set[str]:
