@@ -33,7 +33,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.policy import SnapshotPolicy
 from ingestd.pipeline.retry import ONCE_ATTEMPTS
-from ingestd.pipeline.snapshot_queue import Page, StreamBarrier
+from ingestd.pipeline.snapshot_queue import QueuedPage, StreamBarrier
 from ingestd.pipeline.snapshot_reader import (
     Enqueue,
     LakeFault,
@@ -198,7 +198,7 @@ class TableSync:
                     for name, snapshot_id in self._table_set.begin_snapshot(
                         self._table_set.to_read()
                     ).items():
-                        await enqueue(Page(self._missed(name), utc_now(), snapshot_id))
+                        await enqueue(QueuedPage(self._missed(name), utc_now(), snapshot_id))
                 await self._until_tables_change()
                 await asyncio.sleep(BURST_PAUSE_S)  # catalog changes often come in bursts
                 await self._discover()
