@@ -20,8 +20,10 @@ MOST_FOOTER_BYTES = 32 << 20
 _MOST_BUILT_BYTES = 192 << 20
 """In memory; those take 130 MB."""
 _METADATA, _ENCRYPTED, _CODEC, _SIZES = 3, 8, 4, 16
+_STATISTICS, _BOUNDS = 12, (1, 2, 5, 6)
 _TEXT_SIZE, _LEVELS = 1, (2, 3)
-"""Fields of `ColumnChunk`, `ColumnMetaData` and `SizeStatistics`."""
+"""Fields of `ColumnChunk`, `ColumnMetaData`, `Statistics` and `SizeStatistics`."""
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _CODECS = frozenset(range(8))
 _I64 = 6
 _COLUMN: Shape = {
@@ -30,6 +32,7 @@ _COLUMN: Shape = {
         3: [BINARY],
         _CODEC: I32,
         8: [{}],
+        _STATISTICS: dict.fromkeys(_BOUNDS, BINARY),
         13: [{}],
         _SIZES: {2: [_I64], 3: [_I64]},
         17: {2: [I32]},
@@ -80,9 +83,16 @@ def _are_whole(metadata: Any, columns: Sequence[Mapping[int, Any]]) -> bool:  # 
         return False
     return len(stated) == len(leaves) * len(groups) and all(
         column[_METADATA].get(_CODEC) in _CODECS
+        and _is_bounded(leaf, column[_METADATA].get(_STATISTICS, {}))
         and _is_sized(leaf, column[_METADATA].get(_SIZES, {}))
         for leaf, column in zip(leaves * len(groups), stated, strict=True)
     )
+
+
+def _is_bounded(leaf: Any, statistics: Mapping[int, int]) -> bool:  # noqa: ANN401 - pyarrow's
+    """Return whether a column's bounds, if it has any, are as long as its values."""
+    width = _WIDTHS.get(leaf.physical_type, leaf.length)
+    return all(statistics.get(field, width) >= width for field in _BOUNDS)
 
 
 def _is_sized(leaf: Any, sizes: Mapping[int, int]) -> bool:  # noqa: ANN401 - pyarrow has no types

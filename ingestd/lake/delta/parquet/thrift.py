@@ -48,7 +48,7 @@ class Structures:
     ) -> tuple[dict[int, Any], int]:
         """Return the fields of a structure by id, and where it ends.
 
-        These are its numbers and structures, and how many values its lists have; None for others.
+        These are its numbers and structures, and the lengths of its lists and texts.
         Raise IndexError if it is truncated, ValueError if it is damaged or too large.
         """
         if depth > _MOST_DEPTH:
@@ -81,7 +81,7 @@ class Structures:
             elif kind <= _FALSE:
                 found[field] = kind == BOOL
             else:
-                found[field] = self._count(at)[0] if kind == _LIST else None
+                found[field] = self._length(kind, at)
                 at = self._skip(kind, at, expected, depth + 1, lists)
         return found, at + 1
 
@@ -116,6 +116,12 @@ class Structures:
         for _ in range(count):
             at = self._skip(head & 15, at, inner, depth + 1, lists + 1)
         return at
+
+    def _length(self, kind: int, at: int) -> int:
+        """Return how many values a list has, or bytes a text; 0 for others."""
+        if kind == _LIST:
+            return self._count(at)[0]
+        return self._varint(at)[0] if kind == BINARY else 0
 
     def _count(self, at: int) -> tuple[int, int]:
         """Return how many values a list has, and where they begin."""

@@ -123,6 +123,7 @@ for at in range(begin, len(content) - 8):
         for read in (
             lambda: ensure_shallow_parquet(changed, "p", Room()),
             lambda: list(DataFileReader(changed, "p").batches()),
+            lambda: DataFileReader(changed, "p").bounds(0, "n"),
         ):
             try:
                 read()
@@ -148,6 +149,9 @@ CODEC = b"\x15\x00"
 _HIDDEN_IN_TEXT = TEXTS + b"\xdc" + SIZES
 DISGUISED = {
     "as it is": BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x7c" + SIZES,
+    "a bound shorter than a value": (
+        BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x3c\x58\x01\x00\x18\x01\x00\x00"
+    ),
     "a number of a field above 16 bits": (
         BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x0c" + _varint(2 * (65536 + 16)) + SIZES
     ),
@@ -172,7 +176,7 @@ from ingestd.lake.delta.parquet.footer import read_metadata
 from ingestd.lake.store.paths import OddFileError
 try:
     found = read_metadata(pa.BufferReader(bytes.fromhex(sys.argv[1])), "p")
-    print(found.row_group(0).column(0))
+    print(found.row_group(0).column(0).statistics)
 except OddFileError:
     print("refused")
 """
