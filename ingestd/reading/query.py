@@ -1,8 +1,15 @@
-"""SQL on all tables of a source at one cut, by DuckDB, in memory."""
+"""SQL on all tables of a source at one cut, by DuckDB.
+
+Rows that do not fit in memory are in a folder that only this user may enter, and that is removed
+with the connection. By default DuckDB would write them to the working directory, for all to read.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +73,7 @@ def run_query(
         if found is None:
             return pa.schema([]).empty_table().to_reader()
         reader = found.to_arrow_reader()
-    return pa.RecordBatchReader.from_batches(reader.schema, faults.of_rows(reader))
+    return pa.RecordBatchReader.from_batches(reader.schema, faults.of_rows(reader, connection))
 
 
 @dataclass
@@ -106,19 +113,25 @@ class _Faults:
                 remedy=f"correct the statement; the tables at epoch {self.epoch} are {self.known}",
             ) from error
 
-    def of_rows(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        """Yield a statement's rows: DuckDB computes them while they are read."""
+    def of_rows(self, reader: pa.RecordBatchReader, connection: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
+        """Yield a statement's rows: DuckDB computes them while they are read.
+
+        `connection`: theirs, which is needed until then.
+        """
         batches = iter(reader)
         while True:
             with self.of_statement(OSError, pa.ArrowException):  # Arrow's stream has no others
                 batch = next(batches, None)
             if batch is None:
+                connection.close()
                 return
             yield batch
 
 
 def _connect(duckdb: Any) -> Any:  # noqa: ANN401 - a connection
-    connection = duckdb.connect(config=_SETTINGS)
+    folder = tempfile.mkdtemp(prefix="ingestd-")
+    connection = duckdb.connect(config={**_SETTINGS, "temp_directory": folder})
+    weakref.finalize(connection, shutil.rmtree, folder, ignore_errors=True)
     connection.execute(_CREATE_SCHEMA.format(sql.Identifier(_SCHEMA)).as_string())
     connection.execute(f"SET search_path = '{_SCHEMA}'")
     return connection

@@ -93,7 +93,10 @@ class CachedRows:
 
 
 class TableCache:
-    """The entry of one table. `lake`: its id. Raises OperatorError if the folder can't be used."""
+    """The entry of one table. Raises OperatorError if the folder can't be used.
+
+    `lake`: where the lake is, and its id, which others may have: that of a copy, or a forged one.
+    """
 
     def __init__(self, root: str, lake: str, source: str, table: TableId) -> None:
         self._root = Path(root)

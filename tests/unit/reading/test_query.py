@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,3 +133,23 @@ def test_a_fault_in_later_rows_is_the_statement_s(source: LakeSource) -> None:
     with pytest.raises(OperatorError, match="boom") as caught:
         reader.read_all()
     assert "correct the statement" in str(caught.value.remedy)
+
+
+def test_rows_are_spilled_to_a_folder_of_this_user(
+    lake: RawLake, source: LakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another account could read them in `.tmp` of a shared working directory, or put a link."""
+    monkeypatch.chdir(lake.uri.parent)
+    others = lake.uri.parent / "others"
+    others.mkdir()
+    (lake.uri.parent / ".tmp").symlink_to(others)
+    monkeypatch.setattr("ingestd.reading.query._SETTINGS", {"memory_limit": "40MB"})
+    large = "SELECT i, i::text AS t, (i * 7)::text AS u FROM range(3000000) s(i) ORDER BY u"
+    reader = run_query(source, f"SELECT current_setting('temp_directory') AS f, * FROM ({large})")
+    folder = Path(next(reader)["f"][0].as_py())
+    assert list(folder.iterdir())
+    assert folder.stat().st_mode & 0o077 == 0
+    assert not list(others.iterdir())
+    del reader
+    gc.collect()
+    assert not folder.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import ingestd
-from ingestd.lake.lake_id import read_lake_id
+from ingestd.lake.lake_id import read_lake_id, write_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.store.store import open_store
 from ingestd.model.errors import OperatorError
@@ -172,8 +173,8 @@ def test_a_reader_waits_for_the_one_that_fills(lake: RawLake) -> None:
     folder.rename(aside)
     files = {path.name for path in aside.iterdir()}
     store = open_store(str(lake.uri), None)
-    lake_id = read_lake_id(store) or store.uri("")
-    cache = TableCache(str(lake.uri.parent / "cache"), lake_id, "shop", ORDERS.id)
+    name = f"{store.uri('')} {read_lake_id(store)}"
+    cache = TableCache(str(lake.uri.parent / "cache"), name, "shop", ORDERS.id)
     with ThreadPoolExecutor(1) as pool:
         with cache.filling():
             reader = pool.submit(read, lake)
@@ -261,3 +262,19 @@ def test_rows_between_changed_ones_are_kept(lake: RawLake, changed: int) -> None
         expected.pop(number, None)
     assert read(lake) == expected | dict.fromkeys(updated, "b")
     assert entries(lake) == [2]
+
+
+def test_a_lake_of_the_same_id_has_its_own_rows(lake: RawLake) -> None:
+    """Who writes a copy of a lake decided what readers of the original saw."""
+    write_lake_id(open_store(str(lake.uri), None))
+    copy = RawLake(lake.uri.parent / "copy")
+    shutil.copytree(lake.uri, copy.uri)
+    forged = lake.uri.parent / "forged"
+    other = RawLake(forged)
+    place = {"_cdc_lsn": other.next_lsn(), "_cdc_op": "r", "_cdc_seq": 0, "note": "forged"}
+    other.commit({ORDERS: [{**place, "id": n} for n in (1, 2, 3)]})
+    own = Layout("shop").raw(ORDERS.id)
+    shutil.rmtree(copy.uri / own)
+    (forged / own).rename(copy.uri / own)
+    assert set(read(copy).values()) == {"forged"}
+    assert set(read(lake).values()) == {"a"}
