@@ -29,7 +29,7 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 	@$(BIN)/ingestd demo $(ARGS)
 
 unit: $(VENV)/.dev ## Run the fast unit tests in a minute: no server, no Java (ARGS="-k name" for some)
-	@$(BIN)/python -m pytest -m '$(FAST)' $(SIDE_BY_SIDE) tests/unit $(ARGS)
+	@$(BIN)/python -m pytest -m '$(FAST)' --hypothesis-profile fast $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
 test: $(VENV)/.dev java ## Run the tests, in under 20 minutes (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

@@ -56,6 +56,7 @@ from ingestd.testing.embedded.installations import find_bindirs
 from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.attacks import mark_attacks, report_lines
 from tests.harness.databases import Database, fresh_database
+from tests.harness.examples import ALL, FEW
 from tests.harness.hostile import hostile_calls, make_hostile_schema, set_hostile_path
 from tests.harness.owned_code import TYPES
 from tests.harness.servers import running_server
@@ -70,7 +71,13 @@ _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
 HOSTILE = "INGESTD_TEST_HOSTILE"
 # How long an example takes is decided by what else runs on the machine.
 hypothesis.settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "suite",
+    max_examples=ALL,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "fast", hypothesis.settings.get_profile("suite"), max_examples=FEW
 )
 hypothesis.settings.load_profile("suite")
 
