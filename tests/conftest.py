@@ -107,6 +107,16 @@ def _part(text: str) -> tuple[int, int]:
     return int(number), int(parts)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return three processes for two cores: they wait for servers and daemons a third of the time.
+
+    `-n logical`, for tests that wait for nothing, is one per core.
+    """
+    cores = os.cpu_count() or 1
+    return cores if config.option.numprocesses == "logical" else (3 * cores + 1) // 2
+
+
 def pytest_configure() -> None:
     """Let Ctrl-C reach the tests' processes, and keep the user's environment away from stores.
 
