@@ -55,6 +55,7 @@ async def write(path: Path, table: Table, choices: random.Random) -> SimulatedTa
     return source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("table", [KEYED, KEYLESS], ids=["keyed", "keyless"])
 def test_current_rows_are_the_source_at_each_epoch(table: Table, seed: int, tmp_path: Path) -> None:

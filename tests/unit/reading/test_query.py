@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,17 +27,17 @@ NAMES = ("orders", "Orders", "items", "Lines")
 TABLES = [make_table(name, oid=number) for number, name in enumerate(NAMES, 1)]
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> RawLake:
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> RawLake:
     """Four tables; two of them are one name in DuckDB. The others have the rows 1 to 3."""
-    raw = RawLake(tmp_path / "lake")
+    raw = RawLake(tmp_path_factory.mktemp("read") / "lake")
     place = {"_cdc_lsn": raw.next_lsn(), "_cdc_op": "r", "_cdc_seq": 0, "note": "a"}
     raw.commit({table: [{**place, "id": n} for n in (1, 2, 3)] for table in TABLES})
     raw.record("live", *TABLES, snapshot_lsn=raw.lsn)
     return raw
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def source(lake: RawLake) -> LakeSource:
     return ingestd.open_lake(str(lake.uri)).source("shop")
 

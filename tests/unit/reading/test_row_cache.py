@@ -28,14 +28,19 @@ from tests.unit.lake.rows import make_table
 ORDERS = make_table("orders")
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> RawLake:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> RawLake:
     """Rows 1 to 3 at epoch 1."""
-    raw = RawLake(tmp_path / "lake")
+    raw = RawLake(tmp_path_factory.mktemp("filled"))
     place = {"_cdc_lsn": raw.next_lsn(), "_cdc_op": "r", "_cdc_seq": 0, "note": "a"}
     raw.commit({ORDERS: [{**place, "id": n} for n in (1, 2, 3)]})
     raw.record("live", ORDERS, snapshot_lsn=raw.lsn)
     return raw
+
+
+@pytest.fixture
+def lake(filled: RawLake, tmp_path: Path) -> RawLake:
+    return filled.copied_to(tmp_path / "lake")
 
 
 def change(lake: RawLake, *rows: dict[str, Any]) -> None:
