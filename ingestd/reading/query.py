@@ -47,12 +47,15 @@ def run_query(
     statement: str,
     at: int | None = None,
     prepare: Prepare = lambda _, rows: rows,
+    *,
+    memory_bytes: int | None = None,
 ) -> pa.RecordBatchReader:
     """Run a statement on the tables at an epoch (None: the last one) and return its rows.
 
     A table is named as in the source, and those of the schema `public` also without it. Only the
     tables that the statement names exist for it. It can read and write nothing else, such as files.
-    An empty statement returns no columns.
+    An empty statement returns no columns. `memory_bytes`: what DuckDB may use before it writes rows
+    to files; None: its default, most of the machine's memory.
 
     Raise OperatorError for a statement that DuckDB refuses, also while its rows are read, and
     without DuckDB; ConfigError for a name that two tables have; and as `LakeTable.current`.
@@ -63,7 +66,7 @@ def run_query(
     known = ", ".join(each.name for each in tables)
     faults = _Faults(duckdb.Error, epoch, known or "none")
     with faults.of_statement():
-        connection = _connect(duckdb)
+        connection = _connect(duckdb, memory_bytes)
         connection.extract_statements(statement)  # refuses a wrong one before a table is read
         for each in _named(connection, statement, tables, duckdb.Error):
             rows = prepare(TableId.parse(each.name), source.table(each.name).current_batches(epoch))
@@ -128,9 +131,10 @@ class _Faults:
             yield batch
 
 
-def _connect(duckdb: Any) -> Any:  # noqa: ANN401 - a connection
+def _connect(duckdb: Any, memory_bytes: int | None) -> Any:  # noqa: ANN401 - a connection
     folder = tempfile.mkdtemp(prefix="ingestd-")
-    connection = duckdb.connect(config={**_SETTINGS, "temp_directory": folder})
+    memory = {} if memory_bytes is None else {"memory_limit": f"{memory_bytes}B"}
+    connection = duckdb.connect(config={**_SETTINGS, **memory, "temp_directory": folder})
     weakref.finalize(connection, shutil.rmtree, folder, ignore_errors=True)
     connection.execute(_CREATE_SCHEMA.format(sql.Identifier(_SCHEMA)).as_string())
     connection.execute(f"SET search_path = '{_SCHEMA}'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -142,9 +143,9 @@ def test_rows_are_spilled_to_a_folder_of_this_user(
     others = lake.uri.parent / "others"
     others.mkdir()
     (lake.uri.parent / ".tmp").symlink_to(others)
-    monkeypatch.setattr("ingestd.reading.query._SETTINGS", {"memory_limit": "40MB"})
     large = "SELECT i, i::text AS t, (i * 7)::text AS u FROM range(3000000) s(i) ORDER BY u"
-    reader = run_query(source, f"SELECT current_setting('temp_directory') AS f, * FROM ({large})")
+    statement = f"SELECT current_setting('temp_directory') AS f, * FROM ({large})"
+    reader = run_query(source, statement, memory_bytes=40_000_000)
     folder = Path(next(reader)["f"][0].as_py())
     assert list(folder.iterdir())
     assert folder.stat().st_mode & 0o077 == 0
