@@ -65,5 +65,10 @@ def main(
     )
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the command line, as a console script, a wheel task or by spark-submit."""
     run_until_stopped(lambda arguments, stop: main(arguments, stop=stop))
+
+
+if __name__ == "__main__":
+    run()

@@ -92,5 +92,10 @@ def _readable(read: Callable[[object], T]) -> Callable[[str], T]:
     return reader
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the command line, as a console script, a wheel task or by spark-submit."""
     run_job(main)
+
+
+if __name__ == "__main__":
+    run()

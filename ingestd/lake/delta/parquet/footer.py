@@ -19,15 +19,19 @@ MOST_FOOTER_BYTES = 32 << 20
 """1,600 columns in 80 row groups, which is a file of 1 GB, take 19 MB."""
 _MOST_BUILT_BYTES = 192 << 20
 """In memory; those take 130 MB."""
-_METADATA, _ENCRYPTED, _CODEC, _SIZES = 3, 8, 4, 16
+_METADATA, _ENCRYPTED = 3, 8
+_TYPE, _CODEC, _SIZES = 1, 4, 16
 _STATISTICS, _BOUNDS = 12, (1, 2, 5, 6)
 _TEXT_SIZE, _LEVELS = 1, (2, 3)
 """Fields of `ColumnChunk`, `ColumnMetaData`, `Statistics` and `SizeStatistics`."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_TYPES = (*_WIDTHS, "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+"""In the order of their numbers."""
 _CODECS = frozenset(range(8))
 _I64 = 6
 _COLUMN: Shape = {
     _METADATA: {
+        _TYPE: I32,
         2: [I32],
         3: [BINARY],
         _CODEC: I32,
@@ -82,7 +86,8 @@ def _are_whole(metadata: Any, columns: Sequence[Mapping[int, Any]]) -> bool:  # 
     if any(metadata.row_group(group).num_columns != len(leaves) for group in groups):
         return False
     return len(stated) == len(leaves) * len(groups) and all(
-        column[_METADATA].get(_CODEC) in _CODECS
+        column[_METADATA].get(_TYPE) == _TYPES.index(leaf.physical_type)
+        and column[_METADATA].get(_CODEC) in _CODECS
         and _is_bounded(leaf, column[_METADATA].get(_STATISTICS, {}))
         and _is_sized(leaf, column[_METADATA].get(_SIZES, {}))
         for leaf, column in zip(leaves * len(groups), stated, strict=True)

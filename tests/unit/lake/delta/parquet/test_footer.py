@@ -152,6 +152,7 @@ DISGUISED = {
     "a bound shorter than a value": (
         BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x3c\x58\x01\x00\x18\x01\x00\x00"
     ),
+    "another type than the schema's": b"\x15\x04" + ENCODINGS + TEXTS + CODEC + AFTER,
     "a number of a field above 16 bits": (
         BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x0c" + _varint(2 * (65536 + 16)) + SIZES
     ),
