@@ -220,7 +220,7 @@ NAMES = "public.x\x1b[31m\x1b]0;title\x07", "b\rERROR", "c\u2028ERROR", "d\x85ER
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("is_library", [False, True])
-def test_refuted_a_name_is_no_escape_sequence_and_no_line(
+def test_a_name_is_no_escape_sequence_and_no_line(
     stream: io.StringIO, *, name: str, is_library: bool
 ) -> None:
     """The owner of a captured table could write to the terminal of who runs the daemon."""
