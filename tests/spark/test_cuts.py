@@ -12,6 +12,7 @@ from py4j.protocol import Py4JError
 
 from spark_jobs.accelerator.by_driver import DriverAccelerator, accelerator_of
 from spark_jobs.accelerator.row_files import RowFiles
+from spark_jobs.delta_log.jvm import java_class
 from spark_jobs.engine.cuts import CutLog, EpochCut, find_cut
 from spark_jobs.epochs import latest
 from spark_jobs.lake.source_lake import SourceLake
@@ -134,6 +135,32 @@ def test_a_cut_whose_commit_fails_is_added_once_by_spark(
     assert not faults
     failing.append_cut(cut(2), replace=False)
     assert epochs(failing, spark) == [1, 2]
+
+
+@pytest.mark.parametrize("place", ["_put", "_added"])
+def test_an_unknown_delta_adds_no_cut_and_is_asked_once(
+    log: CutLog, spark: SparkSession, place: str
+) -> None:
+    asked: list[str] = []
+
+    class UnknownFiles(RowFiles):
+        def __getattribute__(self, name: str) -> Any:
+            if name != place:
+                return super().__getattribute__(name)
+            asked.append(name)
+            return java_class(self.session, "org.apache.spark.sql.delta.NoSuchClass").apply()
+
+    log.append_cut(cut(1), replace=False)
+    accelerator = DriverAccelerator(row_type=UnknownFiles)
+    unknown = CutLog(spark, log.path, "mirror", accelerator)
+    assert unknown.last() is not None
+    for epoch in (2, 3):
+        unknown.append_cut(cut(epoch), replace=False)
+    unknown.append_cut(replace(cut(3), end_lsn=7), replace=True)
+    assert asked == [place]
+    assert accelerator.switch.is_off
+    assert operations(log, spark)[-3:] == ["WRITE"] * 3
+    assert epochs(log, spark) == [1, 2, 3]
 
 
 @pytest.mark.thorough
