@@ -189,13 +189,27 @@ def size_bytes(session: SparkSession, path: str) -> int | None:
     return int(found.get()) if found.isDefined() else None
 
 
-def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
-    """Return a table's id and its properties named ``ingestd.*``. Spark job: see `snapshot_of`."""
-    metadata = snapshot_of(session, path).metadata()
+@dataclass(frozen=True, slots=True)
+class DeltaState:
+    """A table's newest version, its id, and its properties named ``ingestd.*``."""
+
+    version: int
+    table_id: str
+    properties: Mapping[str, str]
+
+
+def state_of(session: SparkSession, path: str) -> DeltaState | None:
+    """Return the state of a table; None without one. Spark job: see `snapshot_of`."""
+    snapshot = snapshot_of(session, path)
+    version = int(snapshot.version())
+    if version < 0:
+        return None
+    metadata = snapshot.metadata()
     pairs = metadata.configuration().toSeq()
     found = [pairs.apply(n) for n in range(pairs.size())]
     properties = {pair._1(): pair._2() for pair in found}  # noqa: SLF001 - Scala's names
-    return metadata.id(), {k: v for k, v in properties.items() if k.startswith("ingestd.")}
+    own = {k: v for k, v in properties.items() if k.startswith("ingestd.")}
+    return DeltaState(version, str(metadata.id()), own)
 
 
 def table_property(session: SparkSession, path: str, name: str) -> str | None:

@@ -20,10 +20,7 @@ from pyspark.sql import functions as f
 from ingestd.model.errors import OperatorError
 from ingestd.process.clock import utc_now
 from spark_jobs.delta_log.checked_tables import CheckedTables
-from spark_jobs.delta_log.commits import (
-    CHECKPOINTS,
-    identity,
-)
+from spark_jobs.delta_log.commits import CHECKPOINTS, state_of
 from spark_jobs.lake.exchange import from_arrow
 from spark_jobs.lake.source_lake import as_spark_gives
 
@@ -96,14 +93,14 @@ class CutLog:
         self._writer = accelerator.row_writer(session, path, _app_id(name))
         self.path = path
 
-    def open(self, lake: SourceLake) -> tuple[str, bool]:
-        """Create the log, or check that it is this source's. Raises OperatorError if it is not.
+    def open(self, lake: SourceLake, epochs_id: str) -> bool:
+        """Create the log, or check that it is of this lake; return whether it was created.
 
-        Returns the id of the lake's `_epochs`, and whether the log was created.
+        `epochs_id`: the id of the lake's `_epochs`. Raises OperatorError for a log of another lake.
         """
-        epochs_id, _ = identity(self._session, lake.epochs_path)
         wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
-        if not DeltaTable.isDeltaTable(self._session, self.path):
+        there = state_of(self._session, self.path)
+        if there is None:
             empty = self._session.createDataFrame([], SCHEMA)
             table = DeltaTable.create(self._session).location(self.path).addColumns(empty.schema)
             for name, value in {**wanted, **CHECKPOINTS}.items():
@@ -111,15 +108,18 @@ class CutLog:
             table.execute()
             self._writer.look()
             self._writer.follow(None)
-            return epochs_id, True
-        _, found = identity(self._session, self.path)
-        if any(found.get(name) != value for name, value in wanted.items()):
-            raise OperatorError(
-                f"{self.path} belongs to source {found.get(_SOURCE)} of another or earlier lake,"
-                f" not to {lake.source} at {lake.epochs_path}",
-                remedy=f"give this {self._name} a separate --target",
-            )
-        return epochs_id, False
+            return True
+        if any(there.properties.get(name) != value for name, value in wanted.items()):
+            raise self.of_another_lake(lake, there.properties.get(_SOURCE))
+        return False
+
+    def of_another_lake(self, lake: SourceLake, source: str | None) -> OperatorError:
+        """Return the error for a log that belongs to `source` of another lake."""
+        return OperatorError(
+            f"{self.path} belongs to source {source} of another or earlier lake,"
+            f" not to {lake.source} at {lake.epochs_path}",
+            remedy=f"give this {self._name} a separate --target",
+        )
 
     def last(self) -> EpochCut | None:
         """Return the newest cut; None without one. Spark job, unless the log has it."""

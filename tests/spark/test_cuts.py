@@ -32,7 +32,7 @@ def log(spark: SparkSession, tmp_path: Path) -> CutLog:
     lake = SourceLake(spark, str(tmp_path / "lake"), "shop")
     spark.range(1).write.format("delta").save(lake.epochs_path)
     made = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror", accelerator_of(spark))
-    assert made.open(lake)[1]
+    assert made.open(lake, lake.require().table_id)
     return made
 
 
@@ -173,7 +173,7 @@ def test_a_log_whose_files_have_other_names_is_read_by_spark(
     mapped = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror", accelerator_of(spark))
     spark.conf.set(default, "name")
     try:
-        mapped.open(lake)
+        mapped.open(lake, lake.require().table_id)
     finally:
         spark.conf.unset(default)
     for epoch in (1, 2):

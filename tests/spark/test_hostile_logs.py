@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from spark_jobs.accelerator.driver_files import deleted_rows
 from spark_jobs.delta_log.checked_tables import CheckedTables, name_within
 from spark_jobs.delta_log.commits import Signature, log_entries
 from spark_jobs.delta_log.table_files import vector_files_of
-from spark_jobs.engine.epoch_query import EpochQuery
+from spark_jobs.engine.epoch_poll import EpochPoll
 from spark_jobs.epochs import latest
 from spark_jobs.history import as_of_lsn
 from spark_jobs.history import main as history_main
@@ -202,7 +201,7 @@ def test_a_deletion_vector_elsewhere_is_not_read(
         deleted_rows(spark, str(folder), add)
 
 
-def test_the_stream_of_epochs_reads_no_file_elsewhere(
+def test_a_look_for_epochs_reads_no_file_elsewhere(
     spark: SparkSession, raw: RawLake, tmp_path: Path
 ) -> None:
     a = table("a")
@@ -210,11 +209,8 @@ def test_the_stream_of_epochs_reads_no_file_elsewhere(
         insert(raw, {"a": a}, 1)
     lake = SourceLake(spark, str(raw.uri), "shop")
     poison(Path(lake.epochs_path), tmp_path / "out", "up")
-    taken: list[object] = []
-    query = EpochQuery(lake, "epochs", str(tmp_path / "checkpoint"), taken.append)
-    with pytest.raises(FolderError, match="_epochs: its log names"):
-        query.run(once=True, interval_s=1, stop=threading.Event())
-    assert not taken
+    with pytest.raises(FolderError, match=r"_epochs.* its log names"):
+        EpochPoll(lake, lake.require().table_id).look(None)
     with pytest.raises(FolderError, match=r"_epochs.* its log names"):
         lake.epochs()
 

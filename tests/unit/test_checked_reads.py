@@ -18,7 +18,6 @@ pytestmark = READS_CODE
 
 READ_OTHERWISE = {
     "delta_log/checked_tables.py": "it is the way",
-    "engine/epoch_query.py": "a stream, whose rows say which file they are of",
     "source/split_frame.py": "rows of the source, by a data source of its own",
 }
 
