@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
@@ -108,18 +107,12 @@ class CheckedTables:
         """
         return session.read.format("delta").load(path).columns
 
-    def for_change(self, session: SparkSession, path: str) -> DeltaTable:
-        """Return a table to merge into or update now, which also reads its rows.
-
-        A commit between this check and the start of the MERGE is read unchecked.
-
-        Raises as `rows`.
-        """
-        self.ensure(session, path)
-        return DeltaTable.forPath(session, path)
-
     def ensure(self, session: SparkSession, path: str) -> None:
-        """Check the newest snapshot of a table, if there is one, before the table is changed."""
+        """Check the newest snapshot of a table, if there is one, before the table is changed.
+
+        A change reads rows, too. A commit between this check and its start is read unchecked.
+        Raises FolderError as `rows`.
+        """
         snapshot = snapshot_of(session, path)
         if snapshot.version() >= 0:
             self._judge(session, path, snapshot)
@@ -226,9 +219,10 @@ def missing_files(session: SparkSession, path: str) -> list[MissingFile]:
     An operator or a rule of the store deleted them: VACUUM keeps what the newest version needs.
     Checks every file, so call it only after a read has failed.
     """
-    if not DeltaTable.isDeltaTable(session, path):
+    snapshot = snapshot_of(session, path)
+    if snapshot.version() < 0:
         return []
-    files = DataFrame(snapshot_of(session, path).allFiles().toDF(), session)
+    files = DataFrame(snapshot.allFiles().toDF(), session)
     configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
     hadoop_path = java_class(session, HADOOP_PATH)
     folder = hadoop_path(path)

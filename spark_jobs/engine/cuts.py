@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
@@ -21,6 +20,7 @@ from ingestd.model.errors import OperatorError
 from ingestd.process.clock import utc_now
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import CHECKPOINTS, state_of
+from spark_jobs.delta_log.statements import create, run
 from spark_jobs.lake.exchange import from_arrow
 from spark_jobs.lake.source_lake import as_spark_gives
 
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from spark_jobs.delta_log.acceleration import Accelerator
     from spark_jobs.lake.source_lake import SourceLake
 
-SCHEMA = (
-    "epoch long, end_lsn long, last_commit_ts timestamp, mirrored_at timestamp,"
-    " tables array<struct<table: string, version: long, schema_version: int>>"
-)
+_COLUMNS = {
+    "epoch": "long",
+    "end_lsn": "long",
+    "last_commit_ts": "timestamp",
+    "mirrored_at": "timestamp",
+    "tables": "array<struct<`table`: string, version: long, schema_version: int>>",
+}
 _TIME = pa.timestamp("us", "UTC")
 _ARROW_SCHEMA = pa.schema(
     {
@@ -46,7 +49,7 @@ _ARROW_SCHEMA = pa.schema(
         ),
     }
 )
-"""SCHEMA as an Arrow schema."""
+"""_COLUMNS as an Arrow schema."""
 _SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
 """Table properties: the source's name, and the id of the `_epochs` that it was read from."""
 
@@ -101,11 +104,7 @@ class CutLog:
         wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
         there = state_of(self._session, self.path)
         if there is None:
-            empty = self._session.createDataFrame([], SCHEMA)
-            table = DeltaTable.create(self._session).location(self.path).addColumns(empty.schema)
-            for name, value in {**wanted, **CHECKPOINTS}.items():
-                table = table.property(name, value)
-            table.execute()
+            run(self._session, create(self.path, _COLUMNS, {**wanted, **CHECKPOINTS}))
             self._writer.look()
             self._writer.follow(None)
             return True

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
-from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
@@ -66,9 +65,9 @@ class Owner:
 
         Raises TableError if another writer made or changed it, unless it must be rebuilt.
         """
-        if not DeltaTable.isDeltaTable(session, path):
-            return None
         version = current_version(session, path)
+        if version < 0:
+            return None
         if known is not None and known.version == version:
             return known
         if known is not None and known.version > version:

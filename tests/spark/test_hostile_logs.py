@@ -141,7 +141,7 @@ def test_a_file_elsewhere_is_not_read(
         with pytest.raises(FolderError, match=f"lake table {plain}, version 2: its log names"):
             read(spark, str(plain), version)
     with pytest.raises(FolderError, match="its log names"):
-        tables.for_change(spark, str(plain))
+        tables.ensure(spark, str(plain))
     assert sorted(row["id"] for row in tables.rows(spark, str(plain), 1).collect()) == [0, 1]
 
 
