@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from ingestd.lake.delta.commit import statistics_of
+from spark_jobs.accelerator.class_log import current_version, log_entries, snapshot_of
 from spark_jobs.accelerator.driver_commit import (
     AppTransaction,
     commit,
@@ -18,7 +19,6 @@ from spark_jobs.accelerator.driver_commit import (
     removed,
 )
 from spark_jobs.accelerator.switch import Switch
-from spark_jobs.delta_log.commits import current_version, log_entries, snapshot_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

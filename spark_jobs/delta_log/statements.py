@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_jobs.delta_log.commits import settings
 
@@ -29,9 +29,9 @@ def quoted(name: str) -> str:
 
 
 def literal(value: object) -> str:
-    """Return a value as an expression; one that is to be cast: all but null, bool, int, date.
+    """Return a value as an expression. All but null, bool, int and date still need a cast.
 
-    A list is an array of such.
+    A list becomes an array of such.
     """
     match value:
         case None | bool():
@@ -60,6 +60,20 @@ def run(session: SparkSession, statement: str) -> None:
     """Run a statement of this module."""
     with settings(session, _AS_WRITTEN):
         session.sql(statement)
+
+
+def history_of(session: SparkSession, path: str, most: int) -> list[Any]:
+    """Return the newest commits of a table: version, timestamp, operation, userMetadata. A job."""
+    with settings(session, _AS_WRITTEN):
+        found = session.sql(f"DESCRIBE HISTORY {at_path(path)} LIMIT {most}")
+        return found.select("version", "timestamp", "operation", "userMetadata").collect()
+
+
+def state_of(session: SparkSession, path: str) -> list[Any]:
+    """Return a table's id, properties, and what differs between its versions. A Spark job."""
+    columns = ("format", "id", "properties", "lastModified", "numFiles", "sizeInBytes")
+    with settings(session, _AS_WRITTEN):
+        return session.sql(f"DESCRIBE DETAIL {at_path(path)}").select(*columns).collect()
 
 
 def create(

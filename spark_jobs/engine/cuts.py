@@ -18,8 +18,7 @@ from pyspark.sql import functions as f
 
 from ingestd.model.errors import OperatorError
 from ingestd.process.clock import utc_now
-from spark_jobs.delta_log.checked_tables import CheckedTables
-from spark_jobs.delta_log.commits import CHECKPOINTS, state_of
+from spark_jobs.delta_log.commits import CHECKPOINTS
 from spark_jobs.delta_log.statements import create, run
 from spark_jobs.lake.exchange import from_arrow
 from spark_jobs.lake.source_lake import as_spark_gives
@@ -102,7 +101,7 @@ class CutLog:
         `epochs_id`: the id of the lake's `_epochs`. Raises OperatorError for a log of another lake.
         """
         wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
-        there = state_of(self._session, self.path)
+        there = lake.checked.state(self._session, self.path)
         if there is None:
             run(self._session, create(self.path, _COLUMNS, {**wanted, **CHECKPOINTS}))
             self._writer.look()
@@ -148,7 +147,7 @@ class CutLog:
     def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:
         writer = from_arrow(self._session, rows).coalesce(1).write.format("delta")
         if replace:
-            CheckedTables().ensure(self._session, self.path)
+            self._accelerator.tables.ensure(self._session, self.path)
             writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {epoch}")
         else:
             writer = (
@@ -178,15 +177,17 @@ def newest_cut(
     newest = accelerator.newest(session, path).last_rows(_app_id(name))
     # (with column mapping, files have other column names)
     if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
-        return find_cut(session, path)
+        return find_cut(session, path, accelerator)
     row = max(newest.to_pylist(), key=lambda row: row["epoch"])
     return EpochCut.from_row(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
 
 
-def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> EpochCut | None:
+def find_cut(
+    session: SparkSession, path: str, accelerator: Accelerator, epoch: int | None = None
+) -> EpochCut | None:
     """Return the newest cut (at or below `epoch`), read by Spark. Raises as `newest_cut`."""
     try:
-        rows = CheckedTables().rows(session, path)
+        rows = accelerator.tables.rows(session, path)
         rows.columns  # noqa: B018 - Connect resolves the table only now
     except AnalysisException as error:
         raise OperatorError(

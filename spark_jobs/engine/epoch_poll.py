@@ -29,7 +29,7 @@ class EpochPoll:
 
     lake: SourceLake
     lake_id: str
-    _seen: int | None = field(default=None, init=False)
+    _seen: object = field(default=None, init=False)
 
     def look(self, last: EpochCut | None) -> list[Epoch] | None:
         """Return the epochs from that of the newest cut on; None if none came since the last look.
@@ -43,12 +43,12 @@ class EpochPoll:
                 " started; nothing was skipped",
                 remedy="put back the lake, or use a separate --target for the other one",
             )
-        if state.version == self._seen:
+        if state.mark == self._seen:
             return None
         found = self.lake.epochs(0 if last is None else last.epoch - 1)
         if last is not None:
             self._ensure_continues(last, found)
-        self._seen = state.version
+        self._seen = state.mark
         return found
 
     def _ensure_continues(self, last: EpochCut, found: list[Epoch]) -> None:

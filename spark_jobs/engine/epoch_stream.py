@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import structlog
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 
 from ingestd.config import included
 from ingestd.model.errors import (
@@ -40,7 +38,7 @@ from ingestd.model.errors import (
     did_you_mean_table,
 )
 from ingestd.model.schema import TableId
-from spark_jobs.delta_log.commits import current_version
+from spark_jobs.delta_log.faults import SPARK_ERRORS
 from spark_jobs.engine.cuts import CutLog, EpochCut
 from spark_jobs.engine.epoch_poll import EpochPoll
 from spark_jobs.engine.table_mover import Owner, TableMover, TablePosition
@@ -84,7 +82,7 @@ class EpochStream:
     _mover: TableMover = field(init=False)
     _cuts: CutLog = field(init=False)
     _known: Registry = field(init=False)
-    _registry_version: int = field(default=-1, init=False)
+    _registry_version: object = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
         self._epochs = EpochMemory(self.lake)
@@ -274,7 +272,7 @@ class EpochStream:
             self._stop(table, TableError(TableId.parse(table), error.what, remedy=error.remedy))
         except IngestdError:
             raise
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             meaning = meaning_of(error)
             self._stop(table, TableError(TableId.parse(table), meaning.what, remedy=meaning.remedy))
         except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -301,8 +299,9 @@ class EpochStream:
             self._registry_version = newest
         return self._known
 
-    def _newest_registry(self) -> int:
-        return current_version(self.lake.session, self.lake.tables_path)
+    def _newest_registry(self) -> object:
+        found = self.lake.checked.state(self.lake.session, self.lake.tables_path)
+        return None if found is None else found.mark
 
     @property
     def _log(self) -> structlog.stdlib.BoundLogger:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 
 from ingestd.model.changes import UPDATE
 from spark_jobs.delta_log.checked_tables import CheckedTables
-from spark_jobs.delta_log.commits import TABLE_PROPERTIES, settings, signed, size_bytes
+from spark_jobs.delta_log.commits import TABLE_PROPERTIES, settings, signed
 from spark_jobs.delta_log.statements import (
     add_columns,
     delete_matched,
@@ -130,7 +130,7 @@ class HistoryTable:
             *(f"{t} <=> s.{s}" for t, s in zip(theirs, shape.part_names, strict=True)),
         ]
         put = {n: named(n, "s") for n in source.columns if n in names}
-        size = size_bytes(self.session, self.path)
+        size = self.checked.size_bytes(self.session, self.path)
         is_small = size is not None and size < DEFAULT_POLICY.small_bytes
         vectors = {_MERGE_VECTORS: str(not is_small).lower()}
         self.checked.ensure(self.session, self.path)

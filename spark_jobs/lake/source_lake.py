@@ -26,9 +26,9 @@ from ingestd.lake.store.store import ensure_own_links
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.acceleration import Accelerator, SparkAlone
-from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect
-from spark_jobs.delta_log.commits import DeltaState, state_of
-from spark_jobs.delta_log.table_files import local_folder
+from spark_jobs.delta_log.checked_tables import CheckedTables
+from spark_jobs.delta_log.table_files import folder_here
+from spark_jobs.delta_log.tables import DeltaState, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +95,7 @@ class SourceLake:
     ) -> None:
         self.accelerator = accelerator or SparkAlone()
         self.unread_lsn = unread_lsn
-        self.checked = checked or CheckedTables()
+        self.checked = checked or CheckedTables(self.accelerator.tables)
         self.session = session
         self.source = source
         self.uri = uri.rstrip("/")
@@ -136,7 +136,7 @@ class SourceLake:
         """The lake's files, if Spark and this process have them on the same machine."""
         if is_connect(self.session):
             return None
-        root = local_folder(self.session, self.uri)
+        root = folder_here(self.uri)
         return None if root is None else LocalStore(root, Fsync())
 
     def using(self, session: SparkSession) -> SourceLake:
@@ -163,7 +163,7 @@ class SourceLake:
 
     def require(self) -> DeltaState:
         """Return the state of `_epochs`. Raises OperatorError unless a daemon has created it."""
-        found = state_of(self.session, self.epochs_path)
+        found = self.checked.state(self.session, self.epochs_path)
         if found is None:
             raise OperatorError(
                 f"{self.epochs_path} is missing: source {self.source} has no epochs in this lake",

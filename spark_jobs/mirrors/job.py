@@ -42,7 +42,6 @@ from ingestd.lake.fold.outcomes import DELETED, fold_row_by_row
 from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
-from spark_jobs.delta_log.commits import state_of
 from spark_jobs.delta_log.statements import literal
 from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.fold.spark_sql import (
@@ -102,7 +101,7 @@ class MirrorJob:
         try:
             _MirrorAdvance(lake, step, mirror).run()
         except AnalysisException as error:
-            if state_of(lake.session, lake.raw_path(step.table)) is None:
+            if lake.checked.state(lake.session, lake.raw_path(step.table)) is None:
                 raise self._raw_missing(lake, step, "the Delta table does not exist") from error
             raise
 

@@ -21,9 +21,6 @@ from spark_jobs.delta_log.commits import (
     TABLE_PROPERTIES,
     settings,
     signed,
-    size_bytes,
-    state_of,
-    table_property,
 )
 from spark_jobs.delta_log.statements import (
     add_columns,
@@ -112,7 +109,7 @@ class MirrorTable:
     @property
     def exists(self) -> bool:
         """Return whether the Delta table exists."""
-        return state_of(self.session, self.path) is not None
+        return self.checked.state(self.session, self.path) is not None
 
     def rows(self) -> DataFrame:
         """Return the mirror's rows."""
@@ -199,7 +196,8 @@ class MirrorTable:
         (Options of a write set them for a new table only.)
         """
         session, path = self.session, self.path
-        before = table_property(session, path, _STATS_COLUMNS) if self.exists else stats_columns
+        there = self.checked.state(session, path)
+        before = stats_columns if there is None else there.properties.get(_STATS_COLUMNS)
         if before not in {None, stats_columns}:
             run(session, unset_property(path, _STATS_COLUMNS))
         yield
@@ -208,7 +206,7 @@ class MirrorTable:
 
     def apply(self, outcomes: Outcomes, signature: Signature) -> None:
         """Change the rows of these outcomes: one commit, which is skipped if it already exists."""
-        size = size_bytes(self.session, self.path)
+        size = self.checked.size_bytes(self.session, self.path)
         is_small = size is not None and size < self.policy.small_bytes
         is_mostly_changed = size is not None and outcomes.nbytes * self.policy.changed_share > size
         if (is_small or is_mostly_changed) and not self.soft_deletes:

@@ -11,8 +11,9 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 
 from spark_jobs.accelerator.by_driver import DriverAccelerator, accelerator_of
+from spark_jobs.accelerator.jvm import java_class
 from spark_jobs.accelerator.row_files import RowFiles
-from spark_jobs.delta_log.jvm import java_class
+from spark_jobs.delta_log.acceleration import SparkAlone
 from spark_jobs.engine.cuts import CutLog, EpochCut, find_cut
 from spark_jobs.epochs import latest
 from spark_jobs.lake.source_lake import SourceLake
@@ -61,7 +62,7 @@ def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: Spar
     assert not spark.sparkContext.statusTracker().getJobIdsForGroup("cuts")
     assert replace(newest, last_commit_ts=AT) == cut(2)
     assert operations(log, spark)[1:] == ["STREAMING UPDATE"] * 2
-    found = [find_cut(spark, log.path, epoch) for epoch in (1, 2)]
+    found = [find_cut(spark, log.path, SparkAlone(), epoch) for epoch in (1, 2)]
     assert [c and replace(c, last_commit_ts=AT) for c in found] == [cut(1), cut(2)]
     [row, _] = spark.read.format("delta").load(log.path).orderBy("epoch").collect()
     assert row["last_commit_ts"].astimezone(UTC) == AT
@@ -85,7 +86,7 @@ def test_the_newest_cut_is_replaced_without_a_spark_job(log: CutLog, spark: Spar
     assert [(row["epoch"], row["end_lsn"]) for row in rows] == [(1, 100), (2, 9), (3, 300)]
     log.append_cut(replace(cut(3), end_lsn=5), replace=True)  # another run has moved on: by Spark
     assert operations(log, spark)[-1] == "WRITE"
-    found = find_cut(spark, log.path)
+    found = find_cut(spark, log.path, SparkAlone())
     assert found is not None
     assert found.end_lsn == 5
 
