@@ -65,7 +65,6 @@ def main(arguments: Sequence[str]) -> int:
         f"ingestd reconcile {chosen.source}",
         remote=chosen.remote,
         needs_driver=True,
-        since="4.0",  # tasks read the source by a Python data source
     )
     # Imported here because it needs pyspark, which job_session has found installed.
     from spark_jobs.reconciling.run import reconcile  # noqa: PLC0415

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.pairs import PAIRS, Pair, ensure_pair, ensure_since, pair_of, pairs_of
+from spark_jobs.pairs import Pair, ensure_pair, pair_of, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -55,7 +55,6 @@ def job_session(
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
     needs_driver: bool = False,
-    since: str = PAIRS[0].spark,
 ) -> SparkSession:
     """Return the session in which a job runs, however the job was started.
 
@@ -64,9 +63,8 @@ def job_session(
     environment) names a Spark Connect server. Under spark-submit it is spark-submit's session, with
     its master and jars. Otherwise it is local (`local_session`). `settings` are applied to a
     session that is created here, except on a Connect server. `needs_driver`: refuse a Connect
-    server, because the job runs in the driver. `since`: the first version of Spark that the job
-    runs on. Raises OperatorError, also for a version of Spark or Delta that these jobs are not
-    written for.
+    server, because the job runs in the driver. Raises OperatorError, also for a version of Spark or
+    Delta that these jobs are not written for.
     """
     if needs_driver and _ON_DATABRICKS in os.environ:
         raise OperatorError(
@@ -85,15 +83,14 @@ def job_session(
             " serverless compute and clusters in standard access mode are such servers",
         )
     if running is not None:
-        ensure_since(app_name, since, pairs_of(running.version)[0])
         session = running
     elif remote:
         session = _connect(app_name, remote)
     elif _IS_SUBMITTED in os.environ:
-        ensure_since(app_name, since, ensure_pair(starts_java=False))
+        ensure_pair(starts_java=False)
         session = _submitted(app_name, settings or {})
     else:
-        ensure_since(app_name, since, ensure_pair())
+        ensure_pair()
         session = local_session(app_name, settings=settings)
     require_versions(session, with_delta=needs_driver)
     _log_no_statistics(session)
@@ -139,7 +136,7 @@ def _log_no_statistics(session: SparkSession) -> None:
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - only where pyspark is installed
 
-    from spark_jobs.delta_log.jvm import java_class  # noqa: PLC0415 - imports py4j
+    from spark_jobs.accelerator.jvm import java_class  # noqa: PLC0415 - imports py4j
 
     if _jvm_of(session) is None:
         return
