@@ -66,22 +66,10 @@ def job_session(
     server, because the job runs in the driver. Raises OperatorError, also for a version of Spark or
     Delta that these jobs are not written for.
     """
-    if needs_driver and _ON_DATABRICKS in os.environ:
-        raise OperatorError(
-            f"{app_name} can't run on Databricks: it asks Delta's own classes, which Databricks"
-            " names differently",
-            remedy="run it on a cluster with open-source Delta that reaches the same lake;"
-            " Databricks can read its tables (docs/platforms/databricks.md)",
-        )
     running = None if remote else running_session()
     remote = remote or os.environ.get("SPARK_REMOTE")
-    is_remote = bool(remote) if running is None else _jvm_of(running) is None
-    if is_remote and needs_driver:
-        raise OperatorError(
-            f"{app_name} can't run on a Spark Connect server",
-            remedy="start it by spark-submit, or without --remote and SPARK_REMOTE; on Databricks,"
-            " serverless compute and clusters in standard access mode are such servers",
-        )
+    if needs_driver:
+        ensure_driver(app_name, running, remote)
     if running is not None:
         session = running
     elif remote:
@@ -120,6 +108,26 @@ def running_session() -> SparkSession | None:
 def _jvm_of(session: SparkSession) -> Any:  # noqa: ANN401 - py4j's view has no types
     """Return the JVM of a session; None for one of Spark Connect."""
     return getattr(session, "_jvm", None)
+
+
+def ensure_driver(app_name: str, running: SparkSession | None, remote: str | None) -> None:
+    """Raise OperatorError unless the job's process is the driver of a Spark with Delta's classes.
+
+    `running`: the session that the process has; `remote`: the address of a Connect server.
+    """
+    if _ON_DATABRICKS in os.environ:
+        raise OperatorError(
+            f"{app_name} can't run on Databricks: it asks Delta's own classes, which Databricks"
+            " names differently",
+            remedy="run it on a cluster with open-source Delta that reaches the same lake;"
+            " Databricks can read its tables (docs/platforms/databricks.md)",
+        )
+    if bool(remote) if running is None else _jvm_of(running) is None:
+        raise OperatorError(
+            f"{app_name} can't run on a Spark Connect server",
+            remedy="start it by spark-submit, or without --remote and SPARK_REMOTE; on Databricks,"
+            " serverless compute and clusters in standard access mode are such servers",
+        )
 
 
 _ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"

@@ -6,14 +6,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ingestd.model.errors import OperatorError
-from spark_jobs import session
 from spark_jobs.cli.arguments import run_coroutine, run_job, run_until_stopped, spark_uri
 from spark_jobs.mirror import parser
+from spark_jobs.session import ensure_driver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,15 +102,14 @@ def test_a_job_that_asks_deltas_classes_refuses_databricks(
 ) -> None:
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     with pytest.raises(OperatorError, match="ingestd mirror can't run on Databricks"):
-        session.job_session("ingestd mirror", needs_driver=True)
+        ensure_driver("ingestd mirror", None, None)
 
 
-@pytest.mark.parametrize("where", ["the session that runs", "--remote"])
-def test_a_job_of_the_driver_refuses_a_connect_session(
-    monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    running = SimpleNamespace(version="4.0.0") if where == "the session that runs" else None
-    monkeypatch.setattr(session, "running_session", lambda: running)
-    remote = "sc://localhost:15002" if where == "--remote" else None
-    with pytest.raises(OperatorError, match=r"Connect server(.|\n)*standard access mode"):
-        session.job_session("ingestd mirror", remote=remote, needs_driver=True)
+def test_a_job_of_the_driver_refuses_a_connect_session() -> None:
+    of_connect: Any = SimpleNamespace()
+    classic: Any = SimpleNamespace(_jvm=object())
+    for running, remote in ((of_connect, None), (None, "sc://localhost:15002")):
+        with pytest.raises(OperatorError, match=r"Connect server(.|\n)*standard access mode"):
+            ensure_driver("ingestd mirror", running, remote)
+    ensure_driver("ingestd mirror", classic, "sc://localhost:15002")  # the session that runs wins
+    ensure_driver("ingestd mirror", None, None)
