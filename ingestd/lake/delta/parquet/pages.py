@@ -129,6 +129,9 @@ def _headers(source: pa.NativeFile, chunk: Any, take: Take) -> Iterator[dict[int
             raise ValueError(msg)
         take(values, nbytes)
         as_is = _uncompressed_bytes(header)
+        if min(packed, nbytes) < as_is:
+            msg = "a page that is smaller than its levels"
+            raise ValueError(msg)
         if codec is not None and as_is < packed:
             content = source.read_at(packed - as_is, at + as_is)
             _ensure_unpacked(content, codec, nbytes - as_is)
