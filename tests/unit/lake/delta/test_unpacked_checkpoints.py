@@ -188,7 +188,7 @@ def test_an_ordinary_checkpoint_is_read(
 
 @pytest.mark.parametrize("compression", ["gzip", "brotli", "snappy"])
 @pytest.mark.parametrize("nbytes", [0, 1])
-def test_refuted_a_page_smaller_than_its_levels_is_refused(
+def test_a_page_smaller_than_its_levels_is_refused(
     tmp_path: Path, compression: str, nbytes: int
 ) -> None:
     """It was not unpacked, or the source stopped: a writer of one table's folder stopped all."""
