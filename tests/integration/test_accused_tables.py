@@ -207,15 +207,24 @@ def test_rows_of_open_transactions_stop_nothing_more(
 def test_a_locked_table_leaves_the_publication(
     database: Database, lake: Path, make_daemon: MakeDaemon, deep: str
 ) -> None:
-    """A lock that admits writers would otherwise keep its rows coming."""
+    """A lock that admits writers would otherwise keep its rows coming.
+
+    A transaction that was open meanwhile is complete, too.
+    """
     daemon = make_daemon(wal(database, lake))
     daemon.start_ready()
-    with database.connect(autocommit=False) as connection:
+    with (
+        database.connect(autocommit=False) as connection,
+        database.connect(autocommit=False) as earlier,
+    ):
         connection.execute("LOCK TABLE bad_0 IN SHARE UPDATE EXCLUSIVE MODE")
+        earlier.execute("INSERT INTO small VALUES (1000, 'open')")
         for _ in range(3):
             commit_row(database, deep, "bad_0")
             await_delivered(database, daemon, lake)
         await_state(daemon, lake, "victim", "live")
+        earlier.execute("INSERT INTO victim VALUES (1000, 'open')")
+        earlier.commit()
     database.execute("INSERT INTO victim VALUES (1, 'later')")
     assert_lake_equals_source(database, lake, tables=[SMALL, VICTIM])
     assert {n for n, state in states(lake).items() if state == "stopped"} == {"bad_0"}
@@ -226,21 +235,39 @@ def test_a_locked_table_leaves_the_publication(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "kill", ["the publication is altered", "the slot is moved", "its position is durable"]
+    ("kill", "is_locked"),
+    [
+        ("the publication is altered", False),
+        ("the publication is altered", True),
+        ("the slot is moved", True),
+        ("its position is durable", False),
+    ],
 )
 def test_a_kill_while_tables_are_kept_out(
-    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str, *, kill: str
+    database: Database,
+    lake: Path,
+    make_daemon: MakeDaemon,
+    deep: str,
+    *,
+    kill: str,
+    is_locked: bool,
 ) -> None:
-    """The next process knows of no row: it streams to it again, or the slot is past it."""
+    """The next process knows of no row: it streams to it again, or the slot is past it.
+
+    `is_locked`: so the publication is replaced.
+    """
     daemon = make_daemon(wal(database, lake))
     daemon.start_ready()
     daemon.sigterm()
     killed = make_daemon(wal(database, lake), "killed", environment={VARIABLE: KILLS[kill]})
-    killed.start()
-    commit_row(database, deep, "bad_0", "victim")
-    await_delivered(database, killed, lake)
-    commit_row(database, deep, "bad_1", "victim")
-    killed.await_end(LIMIT_S)
+    with database.connect(autocommit=False) as holder:
+        if is_locked:
+            holder.execute("LOCK TABLE bad_1 IN SHARE UPDATE EXCLUSIVE MODE")
+        killed.start()
+        commit_row(database, deep, "bad_0", "victim")
+        await_delivered(database, killed, lake)
+        commit_row(database, deep, "bad_1", "victim")
+        killed.await_end(LIMIT_S)
     daemon.start()
     database.execute("INSERT INTO victim VALUES (100, 'later')")
     await_delivered(database, daemon, lake)

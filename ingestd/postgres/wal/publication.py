@@ -25,10 +25,10 @@ from ingestd.postgres.wal.publication_sql import (
     check_publication,
     column_lists,
     create_statement,
-    has_others,
     keep_each,
     keep_publication,
     kept_out,
+    must_be_replaced,
     owners_statement,
     partitioned_of,
     refused_by_trigger,
@@ -128,7 +128,7 @@ async def _keep(
     except psycopg.Error:
         if connection.closed:
             raise
-        if evicts and await has_others(connection, name, names):
+        if evicts and await must_be_replaced(connection, name, names):
             try:
                 refused = await replace_publication(connection, name, names, lists)
                 return PublicationChange(refused, is_replaced=True)

@@ -64,6 +64,11 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
  WHERE c.relkind = 'p' AND NOT c.relispartition
 """
 ONE_LOCK_TIMEOUT = "500ms"
+# The first minor versions that apply a change of a publication to transactions in progress. Others
+# would lack what a transaction that began before writes first to a table after it: it is not in the
+# old publication's. Source: PostgreSQL's release notes, "Prevent data loss when DDL operations that
+# don't take a strong lock"; one version later than these, which had a defect of memory.
+_REPLACES_FROM = {14: 140019, 15: 150014, 16: 160010, 17: 170006}
 _OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 
 ColumnLists = Mapping[TableId, Sequence[str]]
@@ -203,11 +208,14 @@ async def keep_each(
     return refused
 
 
-async def has_others(
+async def must_be_replaced(
     connection: AsyncConnection[Any], name: str, tables: Collection[TableId]
 ) -> bool:
-    """Return whether the publication lists its tables, and lists another one than these."""
-    present = await published(connection, name, connection.info.server_version)
+    """Return whether the publication lists other tables than these, and may be replaced."""
+    version = connection.info.server_version
+    if version < _REPLACES_FROM.get(version // 10000, 0):
+        return False
+    present = await published(connection, name, version)
     is_own = all(each.membership is not None for each in present.values())
     return is_own and not present.keys() <= set(tables)
 
@@ -220,9 +228,10 @@ async def replace_publication(
 ) -> dict[TableId, psycopg.Error]:
     """Drop and re-create the publication with these tables; return those that fail, and why.
 
-    In one transaction, so the WAL always has one of the two: nothing is lost. Unlike a table that
-    is dropped from a publication, one that is not in the new one need not be locked, so its owner's
-    lock does not keep it published. Its row filters are kept. Raises psycopg.Error.
+    In one transaction, so the WAL always has one of the two: nothing is lost, also of transactions
+    in progress (`_REPLACES_FROM`). Unlike a table that is dropped from a publication, one that is
+    not in the new one need not be locked, so its owner's lock does not keep it published. Row
+    filters are kept. Raises psycopg.Error.
     """
     refused: dict[TableId, psycopg.Error] = {}
     filters: dict[TableId, str] = {}
