@@ -144,7 +144,8 @@ def ensure_pair(found: Installed | None = None, *, starts_java: bool = True) -> 
     there = installed() if found is None else found
     if there.spark is None:
         raise OperatorError("pyspark is not installed", remedy="pip install 'ingestd[spark]'")
-    pair = _for(there.spark, there.delta)
+    # (Delta's Python package only says which jars to start with)
+    pair = _for(there.spark, there.delta if starts_java else there.delta or "")
     if there.jars is not None and minor(there.jars[0]) != pair.spark:
         raise OperatorError(
             f"PySpark is {there.spark}, but the jars in SPARK_HOME ({there.spark_home}) are those"
