@@ -63,11 +63,13 @@ def run_table_job(
     stop: threading.Event | None,
     after_commit: Callable[[str], None],
     accelerator: Accelerator | None = None,
+    needs_key: bool = False,
 ) -> int:
     """Run the job that `make` returns, and return its exit code: 1 if a table stopped.
 
     `make` also returns the settings of the job's sessions. It is called once a session exists, so
-    it may import pyspark. `log_name`: of the log of the job's cuts; `stop` ends a continuous run;
+    it may import pyspark. `needs_key`: tables without a key are left out. `log_name`: of the log of
+    the job's cuts; `stop` ends a continuous run;
     `after_commit` is called after every commit, and `accelerator` takes the place of the session's:
     both for tests.
     """
@@ -95,6 +97,7 @@ def run_table_job(
         rebuild=set(chosen.rebuild),
         settings=settings,
         after_commit=after_commit,
+        needs_key=needs_key,
     )
     stream.run(
         spark_uri(chosen.checkpoint) if chosen.checkpoint else None,
