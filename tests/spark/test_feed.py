@@ -194,7 +194,9 @@ def test_what_stops_a_feed_and_what_continues_it(
     lost[0]["_cdc_sequence"] = rows[0]["_cdc_sequence"][:-3] + "2-0"
     path = str(feeds.path(str(of.id)))
     write_deltalake(
-        path, pa.Table.from_pylist(lost, DeltaTable(path).schema().to_arrow()), mode="append"
+        path,
+        pa.Table.from_pylist(lost, pa.schema(DeltaTable(path).schema().to_arrow())),
+        mode="append",
     )
     assert feeds.run() == 1
     assert f"changed by another writer (version 2, WRITE)\n  remedy: --rebuild {of.id}" in (
