@@ -1,7 +1,7 @@
 """Keeps a change feed of each table with a key: every change with all of its values, append-only.
 
-One streaming query over `_epochs` appends the changes of all tables up to the same epoch, then adds
-a row to `<target>/_feed`. docs/change-feeds.md describes the feeds and their consumers.
+It looks for new rows in `_epochs`, appends all changes up to the same epoch, then adds a row to
+`<target>/_feed`. docs/change-feeds.md describes the feeds and their consumers.
 
     python -m spark_jobs.feed --lake ./lake --source shop --target ./feeds --once
     spark-submit ... spark_jobs/feed.py --lake s3a://lake --source shop --target s3a://feeds
@@ -56,5 +56,10 @@ def main(
     )
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the command line, as a console script, a wheel task or by spark-submit."""
     run_until_stopped(lambda arguments, stop: main(arguments, stop=stop))
+
+
+if __name__ == "__main__":
+    run()

@@ -72,9 +72,11 @@ class _FeedStep:
     def run(self) -> None:
         step = self.step
         shape = shape_of(self.lake, step)
-        if not self.feed.exists:
+        key = self.feed.key
+        if key is None:
             self.feed.create(step.definition, step.signature)
-        self._ensure_same_columns_identify()
+        else:
+            self._ensure_same_columns_identify(key)
         if self._is_altered:
             # Signed with the earlier epoch: a run that is killed in between is repeated.
             earlier = replace(step.signature, epoch=step.above, schema_version=0)
@@ -174,9 +176,9 @@ class _FeedStep:
     def _empty_window(self, shape: HistoryShape) -> Window:
         return empty_window(raw_rows(self.lake, self.step.table, shape, above=0, through=0))
 
-    def _ensure_same_columns_identify(self) -> None:
+    def _ensure_same_columns_identify(self, known: list[str]) -> None:
         """Raise TableError if the feed identifies rows by other columns: consumers do, too."""
-        step, known = self.step, self.feed.key
+        step = self.step
         if known != list(step.definition.key):
             raise TableError(
                 TableId.parse(step.table),

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as f
 
 from spark_jobs.delta_log.checked_tables import CheckedTables
-from spark_jobs.delta_log.commits import CHECKPOINTS, current_version, identity, signed
+from spark_jobs.delta_log.commits import CHECKPOINTS, signed
+from spark_jobs.delta_log.statements import add_columns, create, run, set_properties
 from spark_jobs.feeds.feed_rows import DELETED, FEED_COLUMNS, OPERATION, SEQUENCE
 from spark_jobs.histories.shape import UNCHANGED, HistoryShape
 from spark_jobs.histories.version_columns import no_end
-from spark_jobs.lake.columns import RAW, RAW_TYPE, col, needs_column_mapping, quoted
-from spark_jobs.lake.new_columns import add_columns
+from spark_jobs.lake.columns import RAW, RAW_TYPE, col, needs_column_mapping
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from ingestd.lake.definitions import Definition
     from spark_jobs.delta_log.commits import Signature
 
+_NO_COMMITS = 1 << 62
+"""Above all versions: only the newest version is asked for."""
 _KEY = "ingestd.key"
 """Table property: the lake names of the key's columns, as JSON."""
 _STATS_COLUMNS = "_cdc_sequence,_cdc_epoch,_cdc_lsn,_cdc_ts"
@@ -39,21 +40,18 @@ class FeedTable:
     checked: CheckedTables
 
     @property
-    def exists(self) -> bool:
-        """Return whether the Delta table exists."""
-        return DeltaTable.isDeltaTable(self.session, self.path)
-
-    @property
-    def key(self) -> list[str]:
-        """The names of the key's columns."""
-        _, properties = identity(self.session, self.path)
-        found: list[str] = json.loads(properties.get(_KEY, "[]"))
-        return found
+    def key(self) -> list[str] | None:
+        """The names of the key's columns; None without a Delta table."""
+        found = self.checked.state(self.session, self.path)
+        if found is None:
+            return None
+        names: list[str] = json.loads(found.properties.get(_KEY, "[]"))
+        return names
 
     @property
     def version(self) -> int:
         """The newest version of the Delta table."""
-        return current_version(self.session, self.path)
+        return self.checked.commits_above(self.session, self.path, _NO_COMMITS).version
 
     def create(self, definition: Definition, signature: Signature) -> None:
         """Create an empty feed with a table's present columns.
@@ -69,21 +67,23 @@ class FeedTable:
         }
         if needs_column_mapping(list(kinds)):
             properties["delta.columnMapping.mode"] = "name"
-        made = ", ".join(f"{quoted(name)} {kind}" for name, kind in kinds.items())
-        chosen = ", ".join(f"'{name}' = {_literal(value)}" for name, value in properties.items())
         with signed(self.session, replace(signature, epoch=0, schema_version=0), None):
-            self.session.sql(
-                f"CREATE TABLE delta.{quoted(self.path)} ({made}) USING delta"
-                f" TBLPROPERTIES ({chosen})"
-            )
+            run(self.session, create(self.path, kinds, properties))
 
     def evolve(self, definition: Definition, signature: Signature) -> None:
         """Add the columns that the feed lacks. May be repeated."""
         there = {name.lower() for name in self.checked.columns(self.session, self.path)}
         new = {c.name: c.delta_type for c in definition.columns if c.name.lower() not in there}
-        if new:
-            with signed(self.session, signature, None):
-                add_columns(self.session, self.path, new)
+        properties = {}
+        if needs_column_mapping(list(new)):
+            properties["delta.columnMapping.mode"] = "name"
+        if any("timestamp_ntz" in kind for kind in new.values()):
+            properties["delta.feature.timestampNtz"] = "supported"
+        with signed(self.session, signature, None):
+            if properties:
+                run(self.session, set_properties(self.path, properties))
+            if new:
+                run(self.session, add_columns(self.path, new))
 
     def current_rows(self, shape: HistoryShape, keys: DataFrame | None = None) -> DataFrame:
         """Return the newest row of each key, as versions that are current; no deletions.
@@ -130,10 +130,6 @@ class FeedTable:
         chosen = [col(name) for name in there if name in rows.columns]
         with signed(self.session, signature, app_id):
             rows.select(*chosen).write.format("delta").mode("append").save(self.path)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def names_of(key: Sequence[str]) -> str:

@@ -168,7 +168,7 @@ def _key_changes(rows: DataFrame, shape: HistoryShape) -> DataFrame:
     if not has_old_keys(rows, shape):
         return own
     old = rows.where(moved(rows, shape))
-    return own.union(old.select(*shape.named_parts(f.col(BEFORE), prefix=OF_BEFORE), *place))
+    return own.union(old.select(*shape.named_parts(struct=BEFORE, prefix=OF_BEFORE), *place))
 
 
 def _without_overtaken(rows: DataFrame, changes: DataFrame, shape: HistoryShape) -> DataFrame:
@@ -291,9 +291,9 @@ def moved(rows: DataFrame, shape: HistoryShape) -> Column:
     if not shape.is_keyed or not has_old_keys(rows, shape):
         return nothing
     differs = nothing
-    old = shape.parts(f.col(BEFORE), prefix=OF_BEFORE)
+    old = shape.parts(struct=BEFORE, prefix=OF_BEFORE)
     for ours, theirs in zip(shape.parts(), old, strict=True):
-        differs = differs | ~ours.eqNullSafe(theirs)
+        differs = differs | f.expr(f"NOT ({ours} <=> {theirs})")
     return (f.col("_cdc_op") == UPDATE) & f.col(BEFORE).isNotNull() & differs
 
 
