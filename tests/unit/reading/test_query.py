@@ -135,6 +135,7 @@ def test_a_fault_in_later_rows_is_the_statement_s(source: LakeSource) -> None:
     assert "correct the statement" in str(caught.value.remedy)
 
 
+@pytest.mark.attack("account")
 def test_rows_are_spilled_to_a_folder_of_this_user(
     lake: RawLake, source: LakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
