@@ -35,7 +35,7 @@ def table_job_parser(name: str, description: str, tables: str) -> argparse.Argum
     add_tables(found)
     found.add_argument("--once", action="store_true", help="process what is committed, then exit")
     found.add_argument(
-        "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between batches"
+        "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between looks"
     )
     found.add_argument(
         "--parallel", type=positive(int), default=4, metavar="N", help="tables in parallel"
@@ -47,9 +47,7 @@ def table_job_parser(name: str, description: str, tables: str) -> argparse.Argum
         metavar="TABLE",
         help=f"first re-create these {tables} from the lake",
     )
-    found.add_argument(
-        "--checkpoint", metavar="URI", help=f"the query's (default: <target>/_{name}_checkpoint)"
-    )
+    found.add_argument("--checkpoint", metavar="URI", help="without effect: there is none any more")
     add_accelerator(found)
     return found
 
@@ -63,13 +61,14 @@ def run_table_job(
     stop: threading.Event | None,
     after_commit: Callable[[str], None],
     accelerator: Accelerator | None = None,
+    needs_key: bool = False,
 ) -> int:
     """Run the job that `make` returns, and return its exit code: 1 if a table stopped.
 
     `make` also returns the settings of the job's sessions. It is called once a session exists, so
     it may import pyspark. `log_name`: of the log of the job's cuts; `stop` ends a continuous run;
-    `after_commit` is called after every commit, and `accelerator` takes the place of the session's:
-    both for tests.
+    `needs_key`: the job ignores tables without a key. `after_commit` is called after every commit,
+    and `accelerator` takes the place of the session's: both for tests.
     """
     lake, target = lake_uri(chosen), spark_uri(chosen.target)
     session = job_session(
@@ -95,13 +94,9 @@ def run_table_job(
         rebuild=set(chosen.rebuild),
         settings=settings,
         after_commit=after_commit,
+        needs_key=needs_key,
     )
-    stream.run(
-        spark_uri(chosen.checkpoint) if chosen.checkpoint else None,
-        once=chosen.once,
-        interval_s=chosen.interval,
-        stop=stop or threading.Event(),
-    )
+    stream.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
     for error in stream.stopped.values():
         print_error(error)
     return EXIT_OPERATOR if stream.stopped else EXIT_DONE

@@ -12,6 +12,7 @@ import pytest
 import ingestd
 from ingestd.lake.fold.raw_texts import RAW_TYPE, TextEntries
 from ingestd.model.schema import Column, Table
+from tests.harness.colliding import texts_of_one_hash
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
 
@@ -24,16 +25,21 @@ def altered(*columns: Column) -> Table:
     return replace(BEFORE, columns=(*BEFORE.columns[:2], *columns))
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> RawLake:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> RawLake:
     """A table that is live, with rows 1 and 2, whose `amount` is an integer."""
-    raw = RawLake(tmp_path / "lake")
+    raw = RawLake(tmp_path_factory.mktemp("filled"))
     raw.next_lsn()
     rows = [{"id": n, "amount": n, "note": "a"} for n in (1, 2)]
     place = {"_cdc_lsn": raw.lsn, "_cdc_seq": 0, "_cdc_op": "r"}
     raw.commit({BEFORE: [{**place, "_cdc_seq": -1, "_cdc_op": "t"}, *(place | r for r in rows)]})
     raw.record("live", BEFORE, snapshot_lsn=raw.lsn)
     return raw
+
+
+@pytest.fixture
+def lake(filled: RawLake, tmp_path: Path) -> RawLake:
+    return filled.copied_to(tmp_path / "lake")
 
 
 def current(lake: RawLake, *, merge_versions: bool = True) -> list[dict[str, object]]:
@@ -134,6 +140,21 @@ def test_histories_of_keys_of_any_type(name: str, tmp_path: Path) -> None:
     found = read.history({"k": key})
     assert [found[n].to_pylist() for n in ("id", "note")] == [[1, 3], ["a", "a"]]
     assert read.history({"k": None}).num_rows == 0
+
+
+@pytest.mark.attack("table owner")
+def test_refuted_a_history_has_no_key_of_the_same_hash(tmp_path: Path) -> None:
+    """Who may insert a row could add changes to the history of another one."""
+    key, other = texts_of_one_hash()
+    column = Column("k", 25, -1, pa.string(), "text", identity=True)
+    columns = (column, *(replace(c, identity=False) for c in BEFORE.columns[:2]))
+    table = replace(BEFORE, columns=columns, key=("k",), before=("k",))
+    lake = RawLake(tmp_path / "lake")
+    lake.record("live", table, snapshot_lsn=1)
+    change(lake, table, k=key, id=1, note="a")
+    change(lake, table, k=other, id=2, note="b")
+    read = ingestd.open_lake(str(lake.uri)).source("shop").table("public.orders")
+    assert read.history({"k": key})["id"].to_pylist() == [1]
 
 
 def test_unsent_parts_of_a_key_are_in_the_old_row(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from spark_jobs.pairs import (
     Installed,
     Pair,
     ensure_pair,
-    ensure_since,
     installed,
     minor,
     pairs_of,
@@ -123,6 +122,14 @@ def test_java_is_required_unless_it_runs_already(pair: Pair) -> None:
         assert ensure_pair(there, starts_java=False) is pair
 
 
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_deltas_python_package_is_not_required_where_spark_runs(pair: Pair) -> None:
+    there = replace(complete(pair), delta=None)
+    with pytest.raises(OperatorError, match="delta-spark is not installed"):
+        ensure_pair(there)
+    assert ensure_pair(there, starts_java=False) is pairs_of(pair.spark)[0]
+
+
 def test_jars_of_another_spark_are_refused() -> None:
     there = replace(complete(NEWEST), jars=("3.5.7", "2.12"), spark_home="/opt/spark")
     with pytest.raises(OperatorError, match=r"SPARK_HOME \(/opt/spark\) are those of Spark 3.5.7"):
@@ -131,16 +138,6 @@ def test_jars_of_another_spark_are_refused() -> None:
 
 def test_a_package_without_a_version_is_accepted() -> None:
     assert ensure_pair(replace(complete(PAIRS[1]), delta="")) is PAIRS[1]
-
-
-def test_a_job_is_refused_on_a_spark_that_lacks_what_it_needs() -> None:
-    for pair in PAIRS:
-        ensure_since("a job", "3.5", pair)
-        if pair.spark == "3.5":
-            with pytest.raises(OperatorError, match=r"a job needs Spark 4\.0 or later"):
-                ensure_since("a job", "4.0", pair)
-        else:
-            ensure_since("a job", "4.0", pair)
 
 
 def test_extras_are_the_pairs() -> None:
