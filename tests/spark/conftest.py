@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.session import local_session
+from spark_jobs.session import LOCAL_SETTINGS, local_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +26,16 @@ FEW_ROWS = {
 """Plans for few rows are not worth being compiled, or looked at again after each stage; jobs in
 processes of their own do both."""
 
+ONCE_COMPILED = "-XX:TieredStopAtLevel=1"
+"""For a JVM that lives for minutes: to optimize its code takes longer than it saves."""
+_OPTIONS = "spark.driver.extraJavaOptions"
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = {
         **FEW_ROWS,
+        _OPTIONS: f"{LOCAL_SETTINGS[_OPTIONS]} {ONCE_COMPILED}",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     try:

@@ -27,6 +27,7 @@ from tests.integration.test_canary_values import (
     config_of,
     in_lake,
 )
+from tests.spark.conftest import ONCE_COMPILED
 
 if TYPE_CHECKING:
     from tests.conftest import MakeDaemon
@@ -75,7 +76,10 @@ def run(tmp_path: Path, *command: str | Path) -> tuple[int, str, str]:
     )
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        env={**module_environment(), "JDK_JAVA_OPTIONS": f"-Dlog4j2.configurationFile={settings}"},
+        env={
+            **module_environment(),
+            "JDK_JAVA_OPTIONS": f"-Dlog4j2.configurationFile={settings} {ONCE_COMPILED}",
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,
