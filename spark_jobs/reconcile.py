@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from ingestd.config.units import seconds, size_bytes
 from spark_jobs.cli.arguments import job_parser, require_config, run_job
-from spark_jobs.session import job_session
+from spark_jobs.session import job_session, session_of_job
 
 T = TypeVar("T")
 MAX_RANGES = 1 << 16
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     """Compare, print the results, and return the exit code. Raises IngestdError."""
     chosen = parser().parse_args(arguments)
     config = require_config(chosen)
-    session = job_session(
+    given = job_session(
         f"ingestd reconcile {chosen.source}",
         remote=chosen.remote,
         needs_driver=True,
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     # Imported here because it needs pyspark, which job_session has found installed.
     from spark_jobs.reconciling.run import reconcile  # noqa: PLC0415
 
-    return reconcile(session, config, chosen)
+    with session_of_job(given) as session:
+        return reconcile(session, config, chosen)
 
 
 def _ranges(text: str) -> int:

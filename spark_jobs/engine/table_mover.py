@@ -17,7 +17,7 @@ from ingestd.model.schema import TableId
 from spark_jobs.delta_log.commits import Signature
 from spark_jobs.delta_log.faults import SPARK_ERRORS
 from spark_jobs.lake.targets import table_path
-from spark_jobs.session import PARQUET_SETTINGS
+from spark_jobs.session import derived_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -193,15 +193,15 @@ class TableMover:
 
     def has_reached(self, table: str, at: TablePosition) -> bool:
         """Return whether a table is as in a cut, or ahead; if not, only its own commits count."""
-        path = table_path(self.target, table)
+        lake, path = self.lake.using(self._session()), table_path(self.target, table)
         try:
-            found = self.owner.find(self.lake, table, path, at, self.rebuild)
+            found = self.owner.find(lake, table, path, at, self.rebuild)
         except TableError:
             return False  # `advance` reports it
         if found is None or found.version != at.version:
             return found is not None and found.version > at.version
         # a re-created table may have reached the same version
-        newest = self.lake.checked.commits_above(self.lake.session, path, at.version - 1)
+        newest = lake.checked.commits_above(lake.session, path, at.version - 1)
         return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest.newer)
 
     def advance(
@@ -288,10 +288,6 @@ class TableMover:
         """Return this thread's session: the settings that sign a commit belong to a session."""
         session: SparkSession | None = getattr(self._sessions, "session", None)
         if session is None:
-            session = self.lake.session.newSession()
-            # The session's time zone determines how times are compared and written as text.
-            session.conf.set("spark.sql.session.timeZone", "UTC")
-            for name, value in {**PARQUET_SETTINGS, **self.settings}.items():
-                session.conf.set(name, value)
+            session = derived_session(self.lake.session, self.settings)
             self._sessions.session = session
         return session
