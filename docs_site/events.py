@@ -120,6 +120,10 @@ OF_JOBS: Mapping[str, str] = {
     "JOB.moved": "All tables were advanced to the same epoch. `JOB` is `mirror` or `history`.",
     "accelerator.off": "Delta's classes are not as the driver expects them (`reason`): Spark does all work"
     " of this run.",
+    "catalog.failed": "The catalog of `--catalog` can't be used; rows are moved all the same, and it is asked"
+    " again after a minute.",
+    "catalog.reached": "The catalog answers again; tables without a name get theirs.",
+    "catalog.removed": "The name of a table that the source no longer has was removed; its files stay.",
     "raw.files_gone": "Files that a raw table's log names are missing; the job continues without them.",
     "mirror.rebuilding": "A mirror is re-created, for the given `reason`.",
     "table.resumed": "A table that had stopped continues.",

@@ -39,6 +39,7 @@ from ingestd.model.errors import (
     did_you_mean_table,
 )
 from ingestd.model.schema import TableId
+from spark_jobs.catalog.table_names import TableNames
 from spark_jobs.delta_log.commits import current_version
 from spark_jobs.engine.cuts import CutLog, EpochCut
 from spark_jobs.engine.epoch_query import EpochQuery
@@ -62,6 +63,7 @@ class EpochStream:
 
     `patterns`: tables to include, as the config's `tables`. `rebuild`: tables to re-create first.
     `after_commit`: called after each commit with the table's name (or the log's), for tests.
+    `names`: the tables' names in a catalog.
     """
 
     lake: SourceLake
@@ -73,6 +75,7 @@ class EpochStream:
     rebuild: set[str] = field(default_factory=set)
     settings: Mapping[str, str] = field(default_factory=dict)
     after_commit: Callable[[str], None] = lambda _: None
+    names: TableNames = field(default_factory=TableNames)
     stopped: dict[str, TableError] = field(default_factory=dict)
     _at: dict[str, TablePosition] = field(default_factory=dict, init=False)
     _last: EpochCut | None = field(default=None, init=False)
@@ -117,7 +120,9 @@ class EpochStream:
         """Find the target's last cut, and move tables as far as `_tables` allows."""
         self.lake.require()
         self._ensure_apart(checkpoint)
+        self.names.open()
         lake_id, is_new = self._cuts.open(self.lake)
+        self.names.put_log(self.log_name, self._cuts.path)
         self._mover = TableMover(
             self.lake,
             self.target,
@@ -171,7 +176,10 @@ class EpochStream:
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`. `epochs`: those since the last cut."""
         self._epochs.add_epochs(epochs)
-        complete = self._complete_tables(self._registry(), through)
+        registry = self._registry()
+        complete = self._complete_tables(registry, through)
+        for table in filter(self._is_chosen, registry.dropped):
+            self.names.remove(table, table_path(self.target, table))
         changed = {table for epoch in epochs for table in epoch.rows}
         for table in changed - complete.keys():
             self._at.pop(table, None)  # its position is looked up when it is complete again
@@ -182,6 +190,7 @@ class EpochStream:
             or table in self.rebuild
             or table not in self._at
             or self._at[table].schema_version != complete[table].schema_version
+            or self.names.lacks(table, complete[table])
         ]
         if not epochs and not due and self._is_cut(complete):
             return
@@ -304,8 +313,12 @@ class EpochStream:
 
     def _try(self, table: str, definition: Definition, through: Epoch) -> None:
         try:
-            known = self._at.get(table)
-            self._at[table] = self._mover.advance(table, definition, known, self._epochs, through)
+            known, path = self._at.get(table), table_path(self.target, table)
+            self.names.ensure_free(table, path)
+            at = self._mover.advance(table, definition, known, self._epochs, through)
+            self._at[table] = at
+            signature = self._mover.owner.signature(at.epoch, at.schema_version)
+            self.names.put(table, path, definition, signature)
             self.rebuild.discard(table)
             if self.stopped.pop(table, None) is not None:
                 self._log.info("table.resumed", table=table, epoch=through.number)
