@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEANINGS: Mapping[str, str] = {
+    "catalog.failed": "The catalog of `[catalog]` can't be used, or refused `faults` names; the lake is not"
+    " concerned. Retried after 30 s, then less and less often.",
+    "catalog.registered": "Names in the catalog were `created`, `updated` or `removed`; now it has `tables`.",
     "catch_up.refused": "A backlog is streamed instead of drained, which takes longer: the server"
     " refused, or would re-read much WAL. Checked again after 5 minutes to an hour.",
     "config.failed": "A reload ended with an unexpected error; some sources may not have been restarted."
