@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Daemons are started hundreds of times: without bytecode each start takes a quarter longer.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests wait for servers and daemons half of their time.
+# With `auto` more processes than cores (tests/conftest.py): tests wait for servers and daemons.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 FAST := not (slow or attack or thorough or long)
 .PHONY: help demo unit test test-thorough test-long test-hostile attack matrix spark-matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java
@@ -29,7 +29,7 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 	@$(BIN)/ingestd demo $(ARGS)
 
 unit: $(VENV)/.dev ## Run the fast unit tests in a minute: no server, no Java (ARGS="-k name" for some)
-	@$(BIN)/python -m pytest -m '$(FAST)' $(SIDE_BY_SIDE) tests/unit $(ARGS)
+	@$(BIN)/python -m pytest -m '$(FAST)' --hypothesis-profile fast $(subst auto,logical,$(SIDE_BY_SIDE)) tests/unit $(ARGS)
 
 test: $(VENV)/.dev java ## Run the tests, in under 20 minutes (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

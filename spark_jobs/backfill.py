@@ -8,7 +8,6 @@ already live are left as they are.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Callable, Sequence
 
@@ -28,9 +27,10 @@ from spark_jobs.cli.arguments import (
     job_parser,
     print_error,
     require_config,
+    run_coroutine,
     run_job,
 )
-from spark_jobs.session import job_session
+from spark_jobs.session import job_session, running_session
 
 SPLIT_BYTES = "64MB"
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser().parse_args(arguments)
     config = require_config(chosen)
     tables = [_table_id(text) for text in chosen.tables]
+    is_given = not chosen.remote and running_session() is not None
     session = job_session(f"ingestd backfill {chosen.source}", remote=chosen.remote)
     from spark_jobs.backfills.runner import SparkTasks  # noqa: PLC0415 - needs pyspark
 
@@ -47,9 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     size, again = chosen.split_bytes, chosen.again
     backfill = build(config, chosen.source, runner, split_bytes=size, again=again)
     try:
-        return report(asyncio.run(backfill.run(tables)))
+        return report(run_coroutine(backfill.run(tables)))
     finally:
-        session.stop()
+        if not is_given:
+            session.stop()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,5 +143,10 @@ def _print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the command line, as a console script, a wheel task or by spark-submit."""
     run_job(main)
+
+
+if __name__ == "__main__":
+    run()

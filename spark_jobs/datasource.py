@@ -34,33 +34,20 @@ No option, plan or message contains them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from ingestd.model.predicates import Predicate
-from ingestd.ports import Connector, PageSource, Split
-from spark_jobs.lake.types import arrow_schema
 from spark_jobs.source.filters import predicate_of
-from spark_jobs.source.keeper_process import jvm_pid, keeper_of, listening_host
-from spark_jobs.source.keeper_protocol import KeeperAddress
-from spark_jobs.source.lease import Lease, leased, register
+from spark_jobs.source.keeper_process import jvm_pid
 from spark_jobs.source.options import FORMAT, SourceOptions, parse_options
-from spark_jobs.source.read_plan import ReadPlan
-from spark_jobs.source.schema import as_spark_takes, chosen, spark_schema
-from spark_jobs.source.split_batches import batches_of
+from spark_jobs.source.schema import chosen, spark_schema
 from spark_jobs.source.table import SourceTable, find_table
-
-_EXECUTION = ("spark.sql.execution.root.id", "spark.sql.execution.id")
-"""Local properties of a task: the outermost execution that it belongs to, and its own."""
+from spark_jobs.source.table_read import ReadTask, TableRead
 
 
 class IngestdDataSource(DataSource):
@@ -90,7 +77,7 @@ class IngestdDataSource(DataSource):
         """Return a reader of these columns. Raises IngestdError."""
         options = parse_options(self.options)
         kind = FilteredReader if options.pushdown and options.limit is None else SourceReader
-        return kind(options, self._found(options), schema, self._load)
+        return kind(TableRead(options, self._found(options), schema, self._load))
 
     def _found(self, options: SourceOptions) -> SourceTable:
         if self._source is None:
@@ -98,84 +85,29 @@ class IngestdDataSource(DataSource):
         return self._source
 
 
-@dataclass(frozen=True, slots=True)
 class SourcePartition(InputPartition):
-    """The work of one task: its number in the plan that the keeper holds."""
+    """The work of one task."""
 
-    keeper: KeeperAddress
-    plan_id: str
-    number: int
+    def __init__(self, task: ReadTask) -> None:
+        super().__init__(task.number)
+        self.task = task
 
 
 class SourceReader(DataSourceReader):
     """Plans on the driver and reads in tasks. Spark pickles it in between."""
 
-    def __init__(
-        self, options: SourceOptions, source: SourceTable, schema: StructType, load: str
-    ) -> None:
-        columns, _ = chosen(schema, source.table)
-        self._options = options
-        self._source = source
-        self._columns = [column.name for column in columns]
-        self._schema = schema
-        self._load = load
-        self._predicates: list[Predicate] = []
+    def __init__(self, read: TableRead) -> None:
+        chosen(read.schema, read.source.table)  # which refuses columns that are not the table's
+        self._read = read
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Register the plan and return its partitions. Raises IngestdError.
-
-        The plan holds nothing open in the database.
-        """
-        options = self._options
-        dsn = self._source.settings.dsn.get_secret_value()  # type: ignore[attr-defined] # all kinds
-        keeper = keeper_of(jvm_pid(), options.keeper_host or listening_host(dsn))
-        plan = ReadPlan(
-            self._source,
-            partitions=options.partitions if options.limit is None else 1,
-            split_bytes=options.split_bytes,
-            resumable=options.resumable,
-            idle_s=options.snapshot_idle,
-            limit_s=options.snapshot_limit,
-            load=self._load,
-            filters=self._filters,
-        )
-        plan_id, count = register(keeper, plan)
-        return [SourcePartition(keeper, plan_id, number) for number in range(count)]
+        """Register the plan and return its partitions. Raises IngestdError."""
+        return [SourcePartition(task) for task in self._read.tasks(jvm_pid())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition's splits. Raises IngestdError."""
         assert isinstance(partition, SourcePartition)
-        if self._options.limit == 0:
-            return
-        target = arrow_schema(self._schema)
-        left = self._options.limit
-        with _lease_of(partition) as lease:
-            connector = self._source.connector()
-            splits = lease.granted.splits
-            with contextlib.closing(
-                batches_of(lambda: (self._page_source(connector, split) for split in splits))
-            ) as batches:
-                for batch in batches:
-                    rows = batch if left is None else batch.slice(0, left)
-                    if rows.num_rows:
-                        yield as_spark_takes(rows, target)
-                    if left is not None:
-                        left -= rows.num_rows
-                        if left == 0:
-                            break
-            lease.confirm_complete()
-
-    @property
-    def _filters(self) -> str:
-        """An identifier of the predicates that does not contain their values."""
-        if not self._predicates:
-            return ""
-        return hashlib.sha256(repr(self._predicates).encode()).hexdigest()
-
-    def _page_source(self, connector: Connector, split: Split) -> PageSource:
-        # The split came through the keeper without its table, which this reader already has.
-        split = replace(split, table=self._source.table)
-        return connector.page_source(split, self._columns, self._predicates)
+        yield from self._read.batches(partition.task)
 
 
 class FilteredReader(SourceReader):
@@ -183,21 +115,11 @@ class FilteredReader(SourceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Accept the filters that Postgres applies exactly as Spark would; yield the others."""
-        columns = {column.lake_name: column for column in self._source.table.columns}
+        columns = {column.lake_name: column for column in self._read.source.table.columns}
         for found in filters:
             predicate = predicate_of(found, columns)
             if predicate is None:
                 yield found
             else:
-                self._predicates.append(predicate)
-
-
-def _lease_of(partition: SourcePartition) -> AbstractContextManager[Lease]:
-    return leased(partition.keeper, partition.plan_id, _execution(), partition.number)
-
-
-def _execution() -> str | None:
-    context = TaskContext.get()
-    if context is None:
-        return None
-    return next((found for name in _EXECUTION if (found := context.getLocalProperty(name))), None)
+                accepted = (*self._read.predicates, predicate)
+                self._read = replace(self._read, predicates=accepted)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ingestd.model.errors import OperatorError
 from spark_jobs.accelerator.by_driver import accelerator_of
 from spark_jobs.cli.arguments import spark_uri
-from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.engine.cuts import EpochCut, find_cut, newest_cut
 from spark_jobs.lake.targets import MIRRORS, table_path
 from spark_jobs.mirrors.table import DELETED_AT
@@ -35,7 +34,7 @@ class MirrorCut(Mapping[str, "DataFrame"]):
         self._session = session
         self._target = target
         self._cut = cut
-        self._checked = CheckedTables()
+        self._tables = accelerator_of(session).tables
 
     @property
     def epoch(self) -> int:
@@ -63,7 +62,7 @@ class MirrorCut(Mapping[str, "DataFrame"]):
             msg = f"{table} is not in the cut of epoch {self.epoch}; it has: {there}"
             raise KeyError(msg)
         path = table_path(self._target, table)
-        rows = self._checked.rows(self._session, path, self._cut.tables[table])
+        rows = self._tables.rows(self._session, path, self._cut.tables[table])
         return (
             rows.where(f"{DELETED_AT} IS NULL").drop(DELETED_AT)
             if (DELETED_AT in rows.columns)
@@ -96,7 +95,7 @@ def _cut(spark: SparkSession, target: str, epoch: int | None) -> MirrorCut:
     if epoch is None:
         found = newest_cut(spark, path, "mirror", accelerator_of(spark))
     else:
-        found = find_cut(spark, path, epoch)
+        found = find_cut(spark, path, accelerator_of(spark), epoch)
     if found is None:
         at = "" if epoch is None else f" at or below epoch {epoch}"
         raise OperatorError(

@@ -1,7 +1,7 @@
 """Keeps every version of every row: one Delta table per source table (SCD type 2).
 
-One streaming query over `_epochs` moves every changed history to the same epoch, then adds a row to
-`<target>/_history`. docs/history.md describes the tables and the meaning of a time.
+It looks for new rows in `_epochs`, moves every changed history to the same epoch, then adds a row
+to `<target>/_history`. docs/history.md describes the tables and the meaning of a time.
 
     python -m spark_jobs.history --lake ./lake --source shop --target ./history --once
     spark-submit ... spark_jobs/history.py --lake s3a://lake --source shop --target s3a://history
@@ -68,5 +68,10 @@ def main(
     )
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the command line, as a console script, a wheel task or by spark-submit."""
     run_until_stopped(lambda arguments, stop: main(arguments, stop=stop))
+
+
+if __name__ == "__main__":
+    run()

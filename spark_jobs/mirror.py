@@ -1,6 +1,6 @@
 """Keeps one Delta table per source table equal to the source, all at the same epoch.
 
-One streaming query over `_epochs` moves every changed mirror to the same epoch, then adds a row to
+It looks for new rows in `_epochs`, moves every changed mirror to the same epoch, then adds a row to
 `<target>/_mirror`: a transactionally consistent cut over all tables (`spark_jobs.epochs`).
 
     python -m spark_jobs.mirror --lake ./lake --source shop --target ./mirror --once
@@ -65,5 +65,10 @@ def main(
     )
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the command line, as a console script, a wheel task or by spark-submit."""
     run_until_stopped(lambda arguments, stop: main(arguments, stop=stop))
+
+
+if __name__ == "__main__":
+    run()

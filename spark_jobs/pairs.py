@@ -170,15 +170,6 @@ def ensure_pair(found: Installed | None = None, *, starts_java: bool = True) -> 
     return pair
 
 
-def ensure_since(job: str, since: str, pair: Pair) -> None:
-    """Raise OperatorError if a job needs a later version of Spark than the pair's."""
-    if PAIRS.index(pair) < PAIRS.index(pairs_of(since)[-1]):
-        raise OperatorError(
-            f"{job} needs Spark {since} or later; this one is {pair.spark}",
-            remedy=NEWEST.installation,
-        )
-
-
 def pair_of(spark: str, delta: str) -> Pair | None:
     """Return the pair of two versions; None if they don't work together."""
     minors = minor(spark), minor(delta)

@@ -74,7 +74,6 @@ def main(arguments: Sequence[str]) -> int:
         remote=chosen.remote,
         needs_driver=True,
         settings=None if chosen.catalog is None else chosen.catalog.session_settings,
-        since="4.0",  # tasks read the source by a Python data source
     )
     # Imported here because it needs pyspark, which job_session has found installed.
     from spark_jobs.reconciling.run import reconcile  # noqa: PLC0415
@@ -101,5 +100,10 @@ def _readable(read: Callable[[object], T]) -> Callable[[str], T]:
     return reader
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the command line, as a console script, a wheel task or by spark-submit."""
     run_job(main)
+
+
+if __name__ == "__main__":
+    run()

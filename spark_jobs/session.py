@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.pairs import PAIRS, Pair, ensure_pair, ensure_since, pair_of, pairs_of
+from spark_jobs.pairs import Pair, ensure_pair, pair_of, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -55,34 +55,83 @@ def job_session(
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
     needs_driver: bool = False,
-    since: str = PAIRS[0].spark,
 ) -> SparkSession:
     """Return the session in which a job runs, however the job was started.
 
-    `remote` (or SPARK_REMOTE in the environment) names a Spark Connect server. Under spark-submit
-    it is spark-submit's session, with its master and jars. Otherwise it is local (`local_session`).
-    `settings` are applied except on a Connect server. `needs_driver`: refuse a Connect server,
-    because the job runs in the driver. `since`: the first version of Spark that the job runs on.
-    Raises OperatorError, also for a version of Spark or Delta that these jobs are not written for.
+    A session that this process already has is used as it is (`running_session`), unless `remote`
+    is given: that of a notebook, or of a cluster's task. `remote` (or SPARK_REMOTE in the
+    environment) names a Spark Connect server. Under spark-submit it is spark-submit's session, with
+    its master and jars. Otherwise it is local (`local_session`). `settings` are applied to a
+    session that is created here, except on a Connect server. `needs_driver`: refuse a Connect
+    server, because the job runs in the driver. Raises OperatorError, also for a version of Spark or
+    Delta that these jobs are not written for.
     """
+    running = None if remote else running_session()
     remote = remote or os.environ.get("SPARK_REMOTE")
-    if remote and needs_driver:
-        raise OperatorError(
-            f"{app_name} can't run on a Spark Connect server",
-            remedy="start it by spark-submit, or without --remote and SPARK_REMOTE",
-        )
-    if remote:
+    if needs_driver:
+        ensure_driver(app_name, running, remote)
+    if running is not None:
+        session = running
+    elif remote:
         session = _connect(app_name, remote)
     elif _IS_SUBMITTED in os.environ:
-        ensure_since(app_name, since, ensure_pair(starts_java=False))
+        ensure_pair(starts_java=False)
         session = _submitted(app_name, settings or {})
     else:
-        ensure_since(app_name, since, ensure_pair())
+        ensure_pair()
         session = local_session(app_name, settings=settings)
-    require_versions(session)
+    require_versions(session, with_delta=needs_driver)
     _log_no_statistics(session)
     return session
 
+
+def running_session() -> SparkSession | None:
+    """Return the session that this process has: the thread's own, else the first; None without one.
+
+    Its owner stops it and sets its settings, not the job.
+    """
+    if "pyspark" not in sys.modules:
+        return None
+    try:
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - only where it is installed
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+    except ImportError:  # `job_session` says what to install
+        return None
+    try:
+        session: SparkSession = SparkSession.active()
+    except PySparkException:
+        return None
+    context = getattr(session, "_sc", None)
+    return session if context is None or context._jsc is not None else None  # noqa: SLF001 - stopped
+
+
+def _jvm_of(session: SparkSession) -> Any:  # noqa: ANN401 - py4j's view has no types
+    """Return the JVM of a session; None for one of Spark Connect."""
+    return getattr(session, "_jvm", None)
+
+
+def ensure_driver(app_name: str, running: SparkSession | None, remote: str | None) -> None:
+    """Raise OperatorError unless the job's process is the driver of a Spark with Delta's classes.
+
+    `running`: the session that the process has; `remote`: the address of a Connect server.
+    """
+    if _ON_DATABRICKS in os.environ:
+        raise OperatorError(
+            f"{app_name} can't run on Databricks: it asks Delta's own classes, which Databricks"
+            " names differently",
+            remedy="run it on a cluster with open-source Delta that reaches the same lake;"
+            " Databricks can read its tables (docs/platforms/databricks.md)",
+        )
+    if bool(remote) if running is None else _jvm_of(running) is None:
+        raise OperatorError(
+            f"{app_name} can't run on a Spark Connect server",
+            remedy="start it by spark-submit, or without --remote and SPARK_REMOTE; on Databricks,"
+            " serverless compute and clusters in standard access mode are such servers",
+        )
+
+
+_ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
+"""Databricks sets it for each Python process of a cluster."""
 
 _OF_SNAPSHOTS = ("org.apache.spark.sql.delta.Snapshot", "org.apache.spark.sql.delta.DeltaLog")
 """Delta's loggers that log files with their statistics (row values) at INFO."""
@@ -95,9 +144,9 @@ def _log_no_statistics(session: SparkSession) -> None:
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - only where pyspark is installed
 
-    from spark_jobs.delta_log.jvm import java_class  # noqa: PLC0415 - imports py4j
+    from spark_jobs.accelerator.jvm import java_class  # noqa: PLC0415 - imports py4j
 
-    if getattr(session, "_jvm", None) is None:
+    if _jvm_of(session) is None:
         return
     with suppress(Py4JError, TypeError):
         warn = java_class(session, "org.apache.logging.log4j.Level").WARN
@@ -140,10 +189,13 @@ def _submitted(app_name: str, settings: Mapping[str, str]) -> SparkSession:
     return session
 
 
-def require_versions(session: SparkSession) -> None:
-    """Raise OperatorError unless Spark and (if it can be read) Delta are a known pair."""
+def require_versions(session: SparkSession, *, with_delta: bool = True) -> None:
+    """Raise OperatorError unless Spark and (if it can be read) Delta are a known pair.
+
+    `with_delta`: False for a job that reads and writes no table by Spark.
+    """
     fit = pairs_of(session.version)
-    jvm = getattr(session, "_jvm", None)
+    jvm = _jvm_of(session) if with_delta else None
     if jvm is None:  # Connect: a wrong Delta fails when a table is read
         return
     found = _delta_version(jvm)

@@ -56,6 +56,7 @@ from ingestd.testing.embedded.installations import find_bindirs
 from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.attacks import mark_attacks, report_lines
 from tests.harness.databases import Database, fresh_database
+from tests.harness.examples import ALL, FEW
 from tests.harness.hostile import hostile_calls, make_hostile_schema, set_hostile_path
 from tests.harness.owned_code import TYPES
 from tests.harness.servers import running_server
@@ -70,7 +71,13 @@ _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
 HOSTILE = "INGESTD_TEST_HOSTILE"
 # How long an example takes is decided by what else runs on the machine.
 hypothesis.settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "suite",
+    max_examples=ALL,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "fast", hypothesis.settings.get_profile("suite"), max_examples=FEW
 )
 hypothesis.settings.load_profile("suite")
 
@@ -98,6 +105,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _part(text: str) -> tuple[int, int]:
     number, _, parts = text.partition("/")
     return int(number), int(parts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return three processes for two cores: they wait for servers and daemons a third of the time.
+
+    `-n logical`, for tests that wait for nothing, is one per core.
+    """
+    cores = os.cpu_count() or 1
+    return cores if config.option.numprocesses == "logical" else (3 * cores + 1) // 2
 
 
 def pytest_configure() -> None:

@@ -4,7 +4,7 @@
 newest. A minor version is the first of its pairs: 3.5 is 3.5+3.3. Each pair gets a virtual
 environment below `.venv/spark`, with its own PySpark before the packages of this Python; wheels are
 kept in `.venv/spark/wheels`. The tests with the mark `spark_matrix` run with the accelerator and
-without it. `--pytest`: for pytest, such as '-k name'.
+without it; with `--few`, those with `spark_few`. `--pytest`: for pytest, such as '-k name'.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from spark_jobs.pairs import NEWEST, PAIRS, Pair, installed, pairs_of
 from tests.matrix import NOTHING_FOUND, ROOT, Outcome, run_pytest, say
 
 MARK = "spark_matrix"
-WAYS = {"on": f"{MARK} and not long", "off": f"{MARK} and not accelerator and not long"}
+FEW = "spark_few and not thorough"
+WAYS = {"on": "not long", "off": "not long and not accelerator"}
 """The tests with the accelerator on and off."""
 
 
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
     """Run what is asked for; 1 if a test of any pair failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.spark_matrix", description=__doc__)
     parser.add_argument("pairs", nargs="*", metavar="SPARK", help="3.5 and the newest")
+    parser.add_argument("--few", action="store_true", help="one or two tests of each job")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv" / "spark")
     parser.add_argument("--pytest", default="", help="for pytest, such as '-k name'")
@@ -45,7 +47,8 @@ def main(arguments: list[str]) -> int:
         python = environment(pair, chosen.environments)
         for way in chosen.ways:
             say("", f"{pair.name}, accelerator {way}")
-            outcomes.append(run_on(python, pair, way, shlex.split(chosen.pytest)))
+            tests = f"{FEW if chosen.few else MARK} and {WAYS[way]}"
+            outcomes.append(run_on(python, pair, way, tests, shlex.split(chosen.pytest)))
             say(outcomes[-1].line())
     say("", *(outcome.line() for outcome in outcomes))
     return 0 if all(outcome.passed for outcome in outcomes) else 1
@@ -86,15 +89,15 @@ def environment(pair: Pair, folder: Path) -> Path:
     return python
 
 
-def run_on(python: Path, pair: Pair, way: str, arguments: list[str]) -> Outcome:
-    """Run the tests on this pair. `way`: of WAYS."""
+def run_on(python: Path, pair: Pair, way: str, tests: str, arguments: list[str]) -> Outcome:
+    """Run tests on this pair. `way`: of WAYS; `tests`: an expression of their marks."""
     began = time.monotonic()
     # (others import what this Spark may lack)
     files = [
         p for p in (ROOT / "tests" / "spark").glob("test_*.py") if MARK in p.read_text("utf-8")
     ]
     # (a test that ends in the middle of a call of the JVM makes all later ones fail)
-    options = ["-q", "--timeout=3600", "-m", WAYS[way]]
+    options = ["-q", "--timeout=3600", "-m", tests]
     command = [str(python), "-m", "pytest", *options, *map(str, sorted(files))]
     code, line = run_pytest([*command, *arguments], os.environ | {VARIABLE: way})
     passed = code == 0 or (code == NOTHING_FOUND and bool(arguments))

@@ -63,7 +63,10 @@ def write(folder: Path, rows: int) -> tuple[MadeTable, MadeLake, np.random.Gener
 
 
 def read(which: str, folder: Path) -> dict[str, float]:
-    """Read the rows, and compare them with the expected ones."""
+    """Read the rows, and compare them with the expected ones.
+
+    Only the reading is timed, with the opening of the lake; not the comparison.
+    """
     began, cpu = time.monotonic(), time.process_time()
     cache = str(folder / "cache") if which in {"fill", "forward"} else None
     lake = ingestd.open_lake(str(folder / "lake"), cache=cache)
@@ -71,14 +74,17 @@ def read(which: str, folder: Path) -> dict[str, float]:
     where = pc.field("id") == 77 if which == "one" else None
     reader = table.current_batches(columns=COLUMNS, where=where)
     count, digest = 0, 0
-    for batch in reader:
+    found = {"s": time.monotonic() - began, "cpu_s": time.process_time() - cpu}
+    while True:
+        began, cpu = time.monotonic(), time.process_time()
+        batch = next(reader, None)
+        found["s"] += time.monotonic() - began
+        found["cpu_s"] += time.process_time() - cpu
+        if batch is None:
+            break
         count += batch.num_rows
         digest += _digest(batch)
-    found = {
-        "s": time.monotonic() - began,
-        "cpu_s": time.process_time() - cpu,
-        "peak_mb": _peak_mb(),
-    }
+    found["peak_mb"] = _peak_mb()
     expected = pq.read_table(folder / "expected.parquet")
     if where is not None:
         expected = expected.filter(where)

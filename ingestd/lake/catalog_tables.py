@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 
 from ingestd.lake.definitions import Definition, Registry
+from ingestd.lake.delta.log import lake_schema
 from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.layout import Layout
@@ -19,7 +21,7 @@ from ingestd.lake.table_folders import raw_tables, reference_tables
 from ingestd.model.catalog_names import catalog_name
 from ingestd.model.catalog_table import CatalogColumn, CatalogListing, CatalogTable
 from ingestd.model.errors import FolderError, IngestdError, TableError
-from ingestd.model.schema import TableId
+from ingestd.model.schema import TableId, lake_type_name
 
 _OWN = {
     "_epochs": "Epochs of source {}: one row each, with the version of every table in it",
@@ -99,7 +101,8 @@ class _Listing:
         definition = None if table is None or registry is None else registry.at(str(table))
         try:
             with storage_faults(self._store.uri(folder)):
-                schema = json.loads(open_table(self._store, folder).schema().to_json())
+                uri = self._store.uri(folder)
+                schema = lake_schema(open_table(self._store, folder).schema(), uri)
         except TableNotFoundError:
             return
         except FolderError as error:
@@ -113,8 +116,8 @@ class _Listing:
             return
         own = {c.name: c.comment for c in definition.columns} if definition else {}
         columns = tuple(
-            CatalogColumn(f["name"], f["type"], own.get(f["name"]) or comments.get(f["name"]))
-            for f in schema["fields"]
+            CatalogColumn(f.name, kind_of(f.type), own.get(f.name) or comments.get(f.name))
+            for f in schema
         )
         properties = {"ingestd.source": self._source, **_properties(table, definition)}
         self._found.append(CatalogTable(name, self._location(folder), comment, columns, properties))
@@ -129,3 +132,19 @@ def _properties(table: TableId | None, definition: Definition | None) -> dict[st
     if definition is not None:
         found["ingestd.key"] = json.dumps(list(definition.key), ensure_ascii=False)
     return found
+
+
+def kind_of(kind: pa.DataType) -> Any:  # noqa: ANN401 - JSON
+    """Return a type as Delta's schema has it."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return {"type": "array", "elementType": kind_of(kind.value_type), "containsNull": True}
+    if pa.types.is_map(kind):
+        found = {"keyType": kind_of(kind.key_type), "valueType": kind_of(kind.item_type)}
+        return {"type": "map", **found, "valueContainsNull": True}
+    if pa.types.is_struct(kind):
+        fields = [
+            {"name": f.name, "type": kind_of(f.type), "nullable": True, "metadata": {}}
+            for f in kind
+        ]
+        return {"type": "struct", "fields": fields}
+    return lake_type_name(kind)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 
+from ingestd.model.printable_text import printable, printable_lines
 from ingestd.observe.tracebacks import trace
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def configure_for_library(redactor: Redactor) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.ExceptionRenderer(trace),
             RedactSecrets(redactor),
+            _printable,
             structlog.processors.LogfmtRenderer(key_order=["event"]),
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -160,14 +162,27 @@ def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
 
 
 def _last(*, pretty: bool, redactor: Redactor) -> Sequence[Processor]:
-    renderer: Processor = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    renderers: Sequence[Processor] = (
+        [
+            _printable,
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+        ]
         if pretty
-        else structlog.processors.JSONRenderer()
+        else [structlog.processors.JSONRenderer()]
     )
     return [
         structlog.processors.ExceptionRenderer(trace),  # to text first: it may quote a DSN
         RedactSecrets(redactor),
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-        renderer,
+        *renderers,
     ]
+
+
+def _printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Return the event with texts that a terminal and a reader of lines may get.
+
+    JSON needs no such care, and lists and objects are shown as Python would write them.
+    """
+    del logger, method
+    forms = {"exception": printable_lines}
+    return {k: forms.get(k, printable)(v) if isinstance(v, str) else v for k, v in event.items()}

@@ -15,7 +15,7 @@ from ingestd.model.row_checks import has_incomplete, incomplete_row
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.dedup_window import DedupWindow, RecentXids
 from ingestd.pipeline.filling_epoch import FillingEpoch
-from ingestd.pipeline.snapshot_queue import Page, SnapshotWork, SplitDone
+from ingestd.pipeline.snapshot_queue import QueuedPage, QueuedSplitEnd, SnapshotWork
 from ingestd.pipeline.table_set import TableSet, stopped
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import Sink
@@ -62,9 +62,9 @@ class EpochAppender:
         """Append a change set of the stream or a page of a snapshot."""
         if isinstance(work, ChangeSet):
             await self._append_change_set(epoch, work)
-        elif isinstance(work, Page):
+        elif isinstance(work, QueuedPage):
             await self._append_page(epoch, work)
-        elif isinstance(work, SplitDone):
+        elif isinstance(work, QueuedSplitEnd):
             epoch.splits.append(work)
             self._advance_floors(work)
         else:
@@ -72,7 +72,7 @@ class EpochAppender:
             epoch.snapshot_ids.append(work.snapshot_id)
             epoch.awaits.discard(work.snapshot_id)
 
-    async def _append_page(self, epoch: FillingEpoch, page: Page) -> None:
+    async def _append_page(self, epoch: FillingEpoch, page: QueuedPage) -> None:
         """Append a page of a snapshot; stop a failed table, re-read an altered one."""
         content = page.content
         if isinstance(content, TableError):
@@ -106,12 +106,12 @@ class EpochAppender:
         asyncio.get_running_loop().call_later(delay_s, self.resnapshot_wanted.set)
 
     def open_window(self, table: Table, snapshot_id: int, floor: PgSnapshot) -> DedupWindow:
-        """Record from now on the stream's changes of a table, until its `SnapshotDone`."""
+        """Record from now on the stream's changes of a table, until its `QueuedSnapshotEnd`."""
         window = DedupWindow(table, floor, self.unseen_xids.of_table(table.id))
         self._windows.setdefault(table.id, {})[snapshot_id] = window
         return window
 
-    def _advance_floors(self, split: SplitDone) -> None:
+    def _advance_floors(self, split: QueuedSplitEnd) -> None:
         if split.oldest is not None:
             for windows in self._windows.values():
                 for snapshot_id in windows.keys() & set(split.snapshot_ids):

@@ -15,7 +15,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.lake_state import UnlistedRows
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
-from ingestd.pipeline.snapshot_queue import SplitDone
+from ingestd.pipeline.snapshot_queue import QueuedSplitEnd
 from ingestd.ports import EpochWriter
 
 COMMIT_TIMES_KEPT = 1 << 20
@@ -94,7 +94,7 @@ class FillingEpoch:
     has_snapshot_rows: bool = False
     has_unlisted_rows: bool = False
     snapshot_ids: list[int] = field(default_factory=list)
-    splits: list[SplitDone] = field(default_factory=list)
+    splits: list[QueuedSplitEnd] = field(default_factory=list)
     awaits: set[int] = field(default_factory=set)
     patience_bytes: int = 0
     transactions: int = 0

@@ -41,7 +41,7 @@ class StreamBarrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class QueuedPage:
     """Rows of the snapshot `snapshot_id`, read at `at`, or the error of a table that can't be read.
 
     `position`, `seen`: as in `ingestd.ports.SnapshotPage`.
@@ -55,7 +55,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitDone:
+class QueuedSplitEnd:
     """All pages of a split of `table` precede this in the queue.
 
     `remainder_of`: returns what must still be read once some splits are durable
@@ -73,10 +73,10 @@ class SplitDone:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotDone:
+class QueuedSnapshotEnd:
     """All pages of a snapshot precede this in the queue."""
 
     snapshot_id: int
 
 
-SnapshotWork = Page | SplitDone | SnapshotDone
+SnapshotWork = QueuedPage | QueuedSplitEnd | QueuedSnapshotEnd

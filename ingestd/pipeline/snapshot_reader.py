@@ -40,10 +40,10 @@ from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.dedup_window import DedupWindow
 from ingestd.pipeline.policy import SnapshotPolicy
 from ingestd.pipeline.snapshot_queue import (
-    Page,
-    SnapshotDone,
+    QueuedPage,
+    QueuedSnapshotEnd,
+    QueuedSplitEnd,
     SnapshotWork,
-    SplitDone,
     StreamBarrier,
 )
 from ingestd.pipeline.table_set import TableSet, stopped
@@ -110,11 +110,11 @@ class SnapshotRun:
     async def end_table(self, table: TableId) -> None:
         """Put the end of a table into the queue."""
         self.ended.add(table)
-        await self.enqueue(SnapshotDone(self.snapshot_ids[table]))
+        await self.enqueue(QueuedSnapshotEnd(self.snapshot_ids[table]))
 
     async def fail(self, error: TableError) -> None:
         """Put a table's error, and its end, into the queue."""
-        await self.enqueue(Page(error, utc_now(), self.snapshot_ids[error.table]))
+        await self.enqueue(QueuedPage(error, utc_now(), self.snapshot_ids[error.table]))
         await self.end_table(error.table)
 
 
@@ -367,7 +367,9 @@ class SnapshotReader:
             name, snapshot_id = item.table, run.snapshot_ids[item.table]
             snapshot_ids, oldest = run.snapshot_ids.values(), snapshot.oldest()
             await run.enqueue(
-                SplitDone(name, snapshot_id, item.where, snapshot.remainder, oldest, snapshot_ids)
+                QueuedSplitEnd(
+                    name, snapshot_id, item.where, snapshot.remainder, oldest, snapshot_ids
+                )
             )
             self._telemetry.snapshot_progress(name, snapshot.ratio_read(name))
             window = run.windows.get(name)
@@ -410,16 +412,18 @@ class SnapshotReader:
             await self._wait_until_passed(page.position, snapshot)
         if page.batch.rows.num_rows or page.batch.resume is not None:
             snapshot_id = run.snapshot_ids[page.batch.table.id]
-            await run.enqueue(Page(page.batch, snapshot.at, snapshot_id, page.position, page.seen))
+            await run.enqueue(
+                QueuedPage(page.batch, snapshot.at, snapshot_id, page.position, page.seen)
+            )
 
 
 def _table_of(item: SnapshotItem) -> TableId:
     return item.batch.table.id if isinstance(item, SnapshotPage) else item.table
 
 
-def _marker(table: Table, run: SnapshotRun, snapshot: Snapshot) -> Page:
+def _marker(table: Table, run: SnapshotRun, snapshot: Snapshot) -> QueuedPage:
     batch = marker_batch(table, snapshot.point, snapshot.at)
-    return Page(batch, snapshot.at, run.snapshot_ids[table.id])
+    return QueuedPage(batch, snapshot.at, run.snapshot_ids[table.id])
 
 
 @asynccontextmanager

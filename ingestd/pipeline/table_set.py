@@ -234,6 +234,11 @@ class TableSet:
         entry.snapshot.failures += 1
         return entry.snapshot.failures
 
+    def often_altered(self, times: int) -> TableId | None:
+        """Return a table that was altered so many times in a row while it was read."""
+        found = (n for n, e in self._entries.items() if e.snapshot.failures >= times)
+        return next(found, None)
+
     def unknown(self) -> list[Table]:
         """Return the tables that the lake has never seen under this name and oid."""
         found = [e.table for e in self._entries.values() if not e.is_stopped]

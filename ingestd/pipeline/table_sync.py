@@ -33,7 +33,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.policy import SnapshotPolicy
 from ingestd.pipeline.retry import ONCE_ATTEMPTS
-from ingestd.pipeline.snapshot_queue import Page, StreamBarrier
+from ingestd.pipeline.snapshot_queue import QueuedPage, StreamBarrier
 from ingestd.pipeline.snapshot_reader import (
     Enqueue,
     LakeFault,
@@ -136,7 +136,8 @@ class TableSync:
         """Return once all that the source had committed before the call is durable.
 
         Tables that were created or altered by then are complete as well. Raise the TransientError
-        that was retried ONCE_ATTEMPTS times in a row without success.
+        that was retried ONCE_ATTEMPTS times in a row without success, also of a table that is
+        altered each time it is read: its owner must not keep the run from ending.
         """
         await self._until(lambda: not self.is_loading)
         position = await self._capture.end_position()
@@ -151,6 +152,14 @@ class TableSync:
         while not condition():
             if self._fault is not None and max(self._failures, self._retries) >= ONCE_ATTEMPTS:
                 raise self._fault
+            altered = self._table_set.often_altered(ONCE_ATTEMPTS)
+            if altered is not None:
+                raise TransientError(
+                    f"source {self._telemetry.source}: table {altered} was altered each time that"
+                    " it was read",
+                    reason="table_altered",
+                    remedy="run it again when no session alters or truncates the table",
+                )
             await asyncio.sleep(DRAIN_POLL_S)
 
     def cancel(self, tables: Sequence[TableId]) -> Coroutine[Any, Any, None]:
@@ -198,7 +207,7 @@ class TableSync:
                     for name, snapshot_id in self._table_set.begin_snapshot(
                         self._table_set.to_read()
                     ).items():
-                        await enqueue(Page(self._missed(name), utc_now(), snapshot_id))
+                        await enqueue(QueuedPage(self._missed(name), utc_now(), snapshot_id))
                 await self._until_tables_change()
                 await asyncio.sleep(BURST_PAUSE_S)  # catalog changes often come in bursts
                 await self._discover()

@@ -192,14 +192,15 @@ class CurrentRows:
         names = [c.name for c in self._shape.columns]
         available = [*((c.name, c.type) for c in self._shape.columns), (RAW, RAW_TYPE)]
         position = [(name, CHANGE_FIELDS[name]) for name in POSITION_COLUMNS]
-        keep = None if self._where is None or self._links else self._group_filter(self._where)
         found = [changes]
-        for rows in cached.tables(pa.schema([*available, *position]), keep):
-            own = rows.set_column(len(names), RAW, _texts_of(rows[RAW], set(names)))
-            is_touched = touched.find(own)
-            if is_touched.any():
-                found.append(as_changes(own.filter(pa.array(is_touched)), self._shape.schema))
-            yield self._matching(own.filter(pa.array(~is_touched)))
+        for rows, is_touched in cached.split(pa.schema([*available, *position]), touched):
+            own = rows
+            if rows[RAW].null_count < rows.num_rows:
+                own = rows.set_column(len(names), RAW, _texts_of(rows[RAW], set(names)))
+            if is_touched:
+                found.append(as_changes(own, self._shape.schema))
+            else:
+                yield self._matching(own)
         yield self._fold(pa.concat_tables(found))
 
     # --- reading ------------------------------------------------------------------------------
@@ -270,13 +271,8 @@ class CurrentRows:
         }
 
     def _group_filter(self, where: RowCondition) -> KeepGroup:
-        """Return whether a row group may have a row that matches, by bounds of the key.
-
-        Cached rows have the result's names.
-        """
+        """Return whether a row group may have a row that matches, by bounds of the key."""
         stored = self._bounded_key()
-        if self._cached is not None:
-            stored = {name: name for name in self._key}
 
         def may_match(parquet: DataFileReader, group: int) -> bool:
             return where.may_match({n: parquet.bounds(group, own) for n, own in stored.items()})

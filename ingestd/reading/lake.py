@@ -43,10 +43,10 @@ class TableDescription:
 
 
 class Lake:
-    """A lake, as `ingestd.open_lake` opens it."""
+    """A lake, as `ingestd.open_lake` opens it. `name`: see `TableCache`."""
 
-    def __init__(self, store: Store, lake_id: str, cache: str | None = None) -> None:
-        self._store, self._id, self._cache = store, lake_id, cache
+    def __init__(self, store: Store, name: str, cache: str | None = None) -> None:
+        self._store, self._name, self._cache = store, name, cache
 
     def sources(self) -> list[str]:
         """Return the names of the sources, sorted."""
@@ -62,7 +62,7 @@ class Lake:
             has = ", ".join(known) or "no source"
             msg = f"source {name!r} is not in the lake {self._store.uri('')}: {hint}it has {has}"
             raise ConfigError(msg)
-        return LakeSource(self._store, name, self._id, self._cache)
+        return LakeSource(self._store, name, self._name, self._cache)
 
 
 class LakeSource:
@@ -72,9 +72,9 @@ class LakeSource:
     epochs meanwhile, so pass the same `at` to read several tables: `last_epoch` returns one.
     """
 
-    def __init__(self, store: Store, name: str, lake_id: str, cache: str | None) -> None:
+    def __init__(self, store: Store, name: str, lake: str, cache: str | None) -> None:
         self.name = name
-        self._id, self._cache = lake_id, cache
+        self._lake, self._cache = lake, cache
         self._store = store
         self._records = SourceRecords(store, name)
 
@@ -111,7 +111,7 @@ class LakeSource:
         except ValueError as error:
             raise ConfigError(f"{name}: write it as schema.table, like public.orders") from error
         root = self._cache
-        cache = None if root is None else TableCache(root, self._id, self.name, table)
+        cache = None if root is None else TableCache(root, self._lake, self.name, table)
         return LakeTable(self._store, self._records, table, cache)
 
 
@@ -267,7 +267,7 @@ def open_lake(
                 remedy="check the URI, and that the file system is mounted; `ingestd run` creates a"
                 " lake",
             )
-    return Lake(store, lake_id or store.uri(""), cache)
+    return Lake(store, f"{store.uri('')} {lake_id}", cache)
 
 
 def _described(name: str, definition: Definition) -> TableDescription:

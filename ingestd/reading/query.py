@@ -1,8 +1,15 @@
-"""SQL on all tables of a source at one cut, by DuckDB, in memory."""
+"""SQL on all tables of a source at one cut, by DuckDB.
+
+Rows that do not fit in memory are in a folder that only this user may enter, and that is removed
+with the connection. By default DuckDB would write them to the working directory, for all to read.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,12 +47,15 @@ def run_query(
     statement: str,
     at: int | None = None,
     prepare: Prepare = lambda _, rows: rows,
+    *,
+    memory_bytes: int | None = None,
 ) -> pa.RecordBatchReader:
     """Run a statement on the tables at an epoch (None: the last one) and return its rows.
 
     A table is named as in the source, and those of the schema `public` also without it. Only the
     tables that the statement names exist for it. It can read and write nothing else, such as files.
-    An empty statement returns no columns.
+    An empty statement returns no columns. `memory_bytes`: what DuckDB may use before it writes rows
+    to files; None: its default, most of the machine's memory.
 
     Raise OperatorError for a statement that DuckDB refuses, also while its rows are read, and
     without DuckDB; ConfigError for a name that two tables have; and as `LakeTable.current`.
@@ -56,7 +66,7 @@ def run_query(
     known = ", ".join(each.name for each in tables)
     faults = _Faults(duckdb.Error, epoch, known or "none")
     with faults.of_statement():
-        connection = _connect(duckdb)
+        connection = _connect(duckdb, memory_bytes)
         connection.extract_statements(statement)  # refuses a wrong one before a table is read
         for each in _named(connection, statement, tables, duckdb.Error):
             rows = prepare(TableId.parse(each.name), source.table(each.name).current_batches(epoch))
@@ -66,7 +76,7 @@ def run_query(
         if found is None:
             return pa.schema([]).empty_table().to_reader()
         reader = found.to_arrow_reader()
-    return pa.RecordBatchReader.from_batches(reader.schema, faults.of_rows(reader))
+    return pa.RecordBatchReader.from_batches(reader.schema, faults.of_rows(reader, connection))
 
 
 @dataclass
@@ -106,19 +116,26 @@ class _Faults:
                 remedy=f"correct the statement; the tables at epoch {self.epoch} are {self.known}",
             ) from error
 
-    def of_rows(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        """Yield a statement's rows: DuckDB computes them while they are read."""
+    def of_rows(self, reader: pa.RecordBatchReader, connection: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
+        """Yield a statement's rows: DuckDB computes them while they are read.
+
+        `connection`: theirs, which is needed until then.
+        """
         batches = iter(reader)
         while True:
             with self.of_statement(OSError, pa.ArrowException):  # Arrow's stream has no others
                 batch = next(batches, None)
             if batch is None:
+                connection.close()
                 return
             yield batch
 
 
-def _connect(duckdb: Any) -> Any:  # noqa: ANN401 - a connection
-    connection = duckdb.connect(config=_SETTINGS)
+def _connect(duckdb: Any, memory_bytes: int | None) -> Any:  # noqa: ANN401 - a connection
+    folder = tempfile.mkdtemp(prefix="ingestd-")
+    memory = {} if memory_bytes is None else {"memory_limit": f"{memory_bytes}B"}
+    connection = duckdb.connect(config={**_SETTINGS, **memory, "temp_directory": folder})
+    weakref.finalize(connection, shutil.rmtree, folder, ignore_errors=True)
     connection.execute(_CREATE_SCHEMA.format(sql.Identifier(_SCHEMA)).as_string())
     connection.execute(f"SET search_path = '{_SCHEMA}'")
     return connection

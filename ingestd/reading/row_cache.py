@@ -1,11 +1,16 @@
-"""Current rows of tables at one epoch each, kept as Parquet outside the lake.
+"""Current rows of tables at one epoch each, kept as Arrow IPC files outside the lake.
 
 A later read takes them from here, and from the lake only the changes since. An entry is one file
 and `cache.json`, which is replaced last. It is used only for the epoch, columns and key it names.
+
+The file is mapped into memory, not read: rows that did not change are returned without a copy.
+Beside its rows each batch has the hashes of their keys, ascending, and the number of each one's
+row, so the rows of some keys are found without reading the others.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,65 +25,78 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ingestd.lake.delta.data_files import DataFileReader
+from ingestd.digests.value_hashes import Hashes
 from ingestd.lake.fold.row_keys import RowKeys
 from ingestd.lake.layout import Layout
-from ingestd.lake.reference.raw_changes import KeepGroup
-from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.store import open_store
+from ingestd.lake.reference.raw_changes import key_hashes
 from ingestd.model.changes import SNAPSHOT
-from ingestd.model.errors import FolderError, IngestdError, OperatorError
+from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
 from ingestd.process.file_creation import append, create_binary, make_private_folder, replace
 from ingestd.reading.output_columns import OutputColumn
 from ingestd.reading.raw_files import old_keys
 
-_FORMAT = 1
+_FORMAT = 2
 _META = "cache.json"
-_META_TYPES = {"signature": dict, "epoch": int, "end": list, "file": str, "rows": int}
+_META_TYPES = {
+    "signature": dict,
+    "epoch": int,
+    "end": list,
+    "file": str,
+    "rows": int,
+    "state": list,
+}
 _LOCK = "lock"
-_FILE = re.compile(r"[0-9a-f]{16}\.parquet\Z")
+_SUFFIX = ".arrow"
+_FILE = re.compile(r"[0-9a-f]{16}\.arrow\Z")
+_HASH, _ROW = "_cdc_key_hash", "_cdc_key_row"
+_INDEX = [(_HASH, pa.uint64()), (_ROW, pa.uint32())]
+_NO_HASH = np.uint64(2**64 - 1)
+"""In place of the hash of a key with a null: such a row is always looked at."""
+_SLICED_SHARE = 256
+"""A batch is cut at its changed rows if they are fewer than one in so many; else it is copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """A table's current rows at the end of `epoch`, in an open file; `rows`: their number.
+    """A table's current rows at the end of `epoch`, in a mapped file; `rows`: their number.
 
     `end`: what `_epochs` said of the epoch (`SourceCut.end_of`). `signature`: see `signature_of`.
-    The file may be replaced meanwhile: an open one can still be read.
+    The file may be replaced meanwhile: a mapped one can still be read.
     """
 
-    path: Path
     epoch: int
     end: tuple[Any, ...]
     rows: int
     signature: Mapping[str, Any]
-    file: DataFileReader
+    file: pa.RecordBatchFileReader
 
-    def tables(self, schema: pa.Schema, keep: KeepGroup | None) -> Iterator[pa.Table]:
-        """Yield the rows in batches, with the columns of a schema.
-
-        Raise OperatorError for a damaged file, which is removed.
-        """
-        try:
-            with storage_faults(str(self.path)):
-                for group in range(self.file.num_row_groups):
-                    if keep is None or keep(self.file, group):
-                        for batch in self.file.batches(schema.names, group):
-                            yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-        except FolderError as error:
-            self.path.unlink(missing_ok=True)
-            raise OperatorError(
-                f"cache {self.path}: the file is damaged and was removed: {error.what}",
-                remedy="read again: the next read creates it from the lake",
-            ) from error
+    def split(self, schema: pa.Schema, keys: TouchedKeys) -> Iterator[tuple[pa.Table, bool]]:
+        """Yield all rows, with the columns of a schema, and whether they have one of the keys."""
+        for number in range(self.file.num_record_batches):
+            batch = self.file.get_batch(number)
+            rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+            touched = keys.find_rows(batch, rows)
+            if len(touched):
+                yield rows.take(pa.array(touched)), True
+            if len(touched) * _SLICED_SHARE > rows.num_rows:
+                is_kept = np.ones(rows.num_rows, bool)
+                is_kept[touched] = False
+                yield rows.filter(pa.array(is_kept)), False
+            else:
+                begins = [0, *(touched + 1)]
+                for begin, end in zip(begins, [*touched, rows.num_rows], strict=True):
+                    if end > begin:
+                        yield rows.slice(begin, end - begin), False
 
 
 class TableCache:
-    """The entry of one table. `lake`: its id. Raises OperatorError if the folder can't be used."""
+    """The entry of one table. Raises OperatorError if the folder can't be used.
+
+    `lake`: where the lake is, and its id, which others may have: that of a copy, or a forged one.
+    """
 
     def __init__(self, root: str, lake: str, source: str, table: TableId) -> None:
         self._root = Path(root)
@@ -114,18 +132,17 @@ class TableCache:
         found = self._read_meta()
         if found is None:
             return None
-        with suppress(IngestdError):
+        with suppress(OSError, pa.ArrowInvalid):
             return self._open(found)
         return None
 
-    def _open(self, meta: Mapping[str, Any]) -> CachedRows:
-        """Return the entry with its file open. Raise FolderError if it has other rows."""
+    def _open(self, meta: Mapping[str, Any]) -> CachedRows | None:
+        """Return the entry with its file mapped; None if that was altered since it was written."""
         path = self._folder / meta["file"]
-        store = open_store(str(self._folder), None)
-        with storage_faults(str(path)):
-            file = DataFileReader(store.open(path.name), str(path), meta["rows"])
-        end = tuple(meta["end"])
-        return CachedRows(path, meta["epoch"], end, meta["rows"], meta["signature"], file)
+        if _state(path) != meta["state"]:
+            return None
+        file = pa.ipc.open_file(pa.memory_map(str(path)))
+        return CachedRows(meta["epoch"], tuple(meta["end"]), meta["rows"], meta["signature"], file)
 
     def _read_meta(self) -> dict[str, Any] | None:
         """Return what the entry says of itself; None if it is missing or damaged."""
@@ -148,32 +165,57 @@ class TableCache:
     ) -> CachedRows:
         """Replace the entry with these rows, and return it. Only while `filling`."""
         with self._folder_faults():
-            path = self._folder / f"{secrets.token_hex(8)}.parquet"
+            path = self._folder / f"{secrets.token_hex(8)}{_SUFFIX}"
             try:
-                rows = _write_file(path, batches, schema)
+                rows = _write_file(path, batches, schema, signature["key"])
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
             meta = {"signature": signature, "epoch": epoch, "end": end}
-            meta |= {"file": path.name, "rows": rows}
+            meta |= {"file": path.name, "rows": rows, "state": _state(path)}
             replace(self._folder / _META, json.dumps(meta))
-            for other in self._folder.glob("*.parquet"):
+            for other in self._folder.glob(f"*{_SUFFIX}"):
                 if other != path:
                     other.unlink(missing_ok=True)
-        return self._open(meta)
+            written = self._open(meta)
+            if written is None:
+                raise OSError(errno.ESTALE, "altered while it was written", str(path))
+        return written
 
 
-def _write_file(path: Path, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> int:
-    """Write rows to a new file, durably; return their number."""
+def _state(path: Path) -> list[int]:
+    """Return what differs once a file was altered: its size in bytes, and its times in ns."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _write_file(
+    path: Path, batches: Iterator[pa.RecordBatch], schema: pa.Schema, key: Sequence[str]
+) -> int:
+    """Write rows with the index of their keys to a new file, durably; return their number."""
     rows = 0
     with create_binary(path) as file:
-        with pq.ParquetWriter(file, schema) as writer:
+        indexed = pa.schema([*schema, *_INDEX])
+        with pa.ipc.new_file(file, indexed) as writer:
             for batch in batches:
-                writer.write_batch(batch)
+                hashes = _hashes(pa.Table.from_batches([batch]), key)
+                order = np.argsort(hashes).astype(np.uint32)
+                index = [pa.array(hashes[order]), pa.array(order)]
+                columns = [*batch.columns, *index]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=indexed))
                 rows += batch.num_rows
         file.flush()
         os.fsync(file.fileno())
     return rows
+
+
+def _hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
+    """Return a hash of each row's key; `_NO_HASH` for a key with a null."""
+    found = key_hashes(rows, key)
+    for name in key:
+        if rows[name].null_count:
+            found = np.where(rows[name].is_null().to_numpy(), _NO_HASH, found)
+    return found
 
 
 def signature_of(columns: Sequence[OutputColumn], key: Sequence[str], key_since: int) -> Any:  # noqa: ANN401 - JSON
@@ -192,20 +234,29 @@ class TouchedKeys:
     def __init__(self, changes: pa.Table, key: Sequence[str]) -> None:
         self._key = list(key)
         sides = changes.select(self._key), old_keys(changes, key)
-        own = [
-            pa.concat_arrays([*(side[name].cast(kind).combine_chunks() for side in sides)])
+        own = {
+            name: pa.concat_arrays([*(side[name].cast(kind).combine_chunks() for side in sides)])
             for name, kind in ((n, changes.schema.field(n).type) for n in self._key)
-        ]
-        self._keys = RowKeys(own)
+        }
+        self._keys = RowKeys([*own.values()])
+        self._hashes = np.unique([*_hashes(pa.table(own), key), _NO_HASH])
 
-    def find(self, rows: pa.Table) -> NDArray[np.bool_]:
-        """Return which rows have one of the keys, or a key with a null, which may be a text."""
-        found = self._keys.find([rows[name] for name in self._key]) >= 0
+    def find_rows(self, batch: pa.RecordBatch, rows: pa.Table) -> NDArray[np.int64]:
+        """Return the numbers of the rows, ascending, that have one of the keys, or a null in it.
+
+        A null may be a text. `batch`: the rows with the index of their keys.
+        """
+        hashes, numbers = batch[_HASH].to_numpy(), batch[_ROW].to_numpy()
+        begins, ends = (np.searchsorted(hashes, self._hashes, side) for side in ("left", "right"))
+        found = [numbers[b:e] for b, e in zip(begins, ends, strict=True) if e > b]
+        if not found:
+            return np.empty(0, np.int64)
+        candidates = np.sort(np.concatenate(found)).astype(np.int64)
+        keys = rows.select(self._key).take(pa.array(candidates))
+        is_touched = self._keys.find([keys[name] for name in self._key]) >= 0
         for name in self._key:
-            if rows[name].null_count:
-                found |= rows[name].is_null().to_numpy()
-        touched: NDArray[np.bool_] = found
-        return touched
+            is_touched |= keys[name].is_null().to_numpy()
+        return candidates[is_touched]
 
 
 def as_changes(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from ingestd.model.errors import ConfigError
+from spark_jobs.accelerator.class_tables import ClassTables
 from spark_jobs.accelerator.driver_commit import AppTransaction, streaming_update
 from spark_jobs.accelerator.driver_files import packed_vector, vector_store
 from spark_jobs.accelerator.driver_merge import DriverMerge
@@ -24,7 +25,7 @@ from spark_jobs.accelerator.newest_files import MOST_ENTRIES, NewestFiles
 from spark_jobs.accelerator.row_files import RowFiles
 from spark_jobs.accelerator.switch import Switch
 from spark_jobs.delta_log.acceleration import Accelerator, SparkAlone
-from spark_jobs.delta_log.checked_tables import is_connect
+from spark_jobs.delta_log.tables import is_connect
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.delta_log.acceleration import MergeLimits, NewestRows, OutcomeMerge, RowWriter
+    from spark_jobs.delta_log.tables import DeltaTables
 
 VARIABLE = "INGESTD_SPARK_ACCELERATOR"
 """Environment variable: `off` has the effect of --no-accelerator."""
@@ -75,6 +77,10 @@ class DriverAccelerator:
     merge_type: type[DriverMerge] = DriverMerge
     row_type: type[RowFiles] = RowFiles
     switch: Switch = field(default_factory=Switch)
+    tables: DeltaTables = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", ClassTables(self.switch))
 
     def newest(self, session: SparkSession, path: str) -> NewestRows:
         """See `Accelerator`."""

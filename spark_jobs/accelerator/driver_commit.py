@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.accelerator.driver_files import write_parquet
-from spark_jobs.delta_log.jvm import DELTA, SPARK_SQL, java_class, option
+from spark_jobs.accelerator.jvm import DELTA, SPARK_SQL, java_class, option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

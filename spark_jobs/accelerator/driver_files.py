@@ -24,14 +24,9 @@ from numpy.typing import NDArray
 from ingestd.lake.delta.arrow_types import plain
 from ingestd.lake.delta.data_files import DataFileReader
 from ingestd.lake.store.plain_files import open_native
-from spark_jobs.delta_log.jvm import DELTA, HADOOP_PATH, java_class, option
-from spark_jobs.delta_log.table_files import (
-    ensure_plain,
-    is_local,
-    local_folder,
-    place_of,
-    vector_files_of,
-)
+from spark_jobs.accelerator.jvm import DELTA, HADOOP_PATH, java_class, option
+from spark_jobs.accelerator.places import is_local, local_folder, place_of
+from spark_jobs.delta_log.table_files import ensure_plain, vector_files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,6 +34,7 @@ from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.fold.outcomes import KEPT
 from ingestd.lake.fold.row_keys import are_compared
+from spark_jobs.accelerator.class_log import snapshot_of
 from spark_jobs.accelerator.driver_commit import (
     AppTransaction,
     OutputMode,
@@ -50,7 +51,7 @@ from spark_jobs.accelerator.driver_files import (
     write_vectors,
 )
 from spark_jobs.accelerator.switch import Switch
-from spark_jobs.delta_log.commits import Signature, snapshot_of
+from spark_jobs.delta_log.commits import Signature
 from spark_jobs.fold.arrow_merge import MAX_HASHED, Merge, merge, shaped
 from spark_jobs.lake.types import arrow_schema
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from spark_jobs.delta_log.commits import Signature, log_entries
+from spark_jobs.accelerator.class_log import log_entries
+from spark_jobs.delta_log.commits import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

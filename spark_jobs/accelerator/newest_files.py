@@ -18,9 +18,9 @@ from pyspark.errors import PySparkException
 
 from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
+from spark_jobs.accelerator.class_log import log_entries, newest_entry
 from spark_jobs.accelerator.driver_files import TooLargeError, read_parquet
 from spark_jobs.accelerator.switch import Switch
-from spark_jobs.delta_log.commits import log_entries, newest_entry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

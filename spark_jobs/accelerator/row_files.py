@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from ingestd.lake.delta.commit import statistics_of
+from spark_jobs.accelerator.class_log import current_version, log_entries, snapshot_of
 from spark_jobs.accelerator.driver_commit import (
     AppTransaction,
     commit,
@@ -18,15 +19,16 @@ from spark_jobs.accelerator.driver_commit import (
     removed,
 )
 from spark_jobs.accelerator.switch import Switch
-from spark_jobs.delta_log.commits import current_version, log_entries, snapshot_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from spark_jobs.accelerator.file_cache import Action
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -37,44 +39,57 @@ class RowFiles:
     path: str
     app_id: str
     switch: Switch = field(default_factory=Switch)
-    _seen: int = field(default=-1, init=False)
+    _seen: int | None = field(default=None, init=False)
     _version: int | None = field(default=None, init=False)  # while the newest row is the caller's
     _newest: tuple[int, Action] | None = field(default=None, init=False)
 
     def look(self) -> None:
         """See `RowWriter`."""
-        self._seen = current_version(self.session, self.path)
         self._version = self._newest = None
+        self._seen = self._by_classes(lambda: current_version(self.session, self.path))
 
     def follow(self, epoch: int | None) -> None:
         """See `RowWriter`."""
-        self._version = self._seen
-        self._newest = None if epoch is None else self._added(epoch, self._seen)
+        self._version = seen = self._seen
+        self._newest = None
+        if epoch is not None and seen is not None:
+            self._newest = self._by_classes(lambda: self._added(epoch, seen))
 
     def put(self, rows: pa.Table, epoch: int, *, replace: bool) -> bool:
         """See `RowWriter`."""
         known, self._version = self._version, None
         before, self._newest = self._newest, None
-        snapshot = snapshot_of(self.session, self.path)
-        if known is None or snapshot.version() != known or not is_plain(snapshot):
+        if known is None or (replace and (before is None or before[0] != epoch)):
             return False
-        actions: list[Action] = []
-        if replace:
-            if before is None or before[0] != epoch:
-                return False
-            actions.append(removed(before[1], time.time_ns() // 1_000_000))
+        gone = before[1] if replace and before is not None else None
+        added = self._by_classes(lambda: self._put(rows, epoch, gone, known))
+        if added is None:
+            return False
+        self._version, self._newest = known + 1, (epoch, added)
+        return True
+
+    def _by_classes(self, work: Callable[[], T | None]) -> T | None:
+        """Return what `work` does; None once the accelerator is off, and where Spark must do it."""
+        if self.switch.is_off:
+            return None
         try:
-            added = new_file(self.session, self.path, rows, indexed=["epoch"])
-            transaction = AppTransaction(self.app_id, epoch, "Update" if replace else "Append")
-            is_committed = self._commit([*actions, added], transaction, known)
+            return work()
         except OSError:
-            return False  # Spark reports the cause
+            return None  # Spark reports the cause
         except (Py4JError, PySparkException) as error:
             self.switch.stays_on(self.session, error)
-            return False
-        if is_committed:
-            self._version, self._newest = known + 1, (epoch, added["add"])
-        return is_committed
+            return None
+
+    def _put(self, rows: pa.Table, epoch: int, gone: Action | None, known: int) -> Action | None:
+        """Add a row to version `known`, in place of the file `gone`; return its add action."""
+        snapshot = snapshot_of(self.session, self.path)
+        if snapshot.version() != known or not is_plain(snapshot):
+            return None
+        added = new_file(self.session, self.path, rows, indexed=["epoch"])
+        actions = [added] if gone is None else [removed(gone, time.time_ns() // 1_000_000), added]
+        transaction = AppTransaction(self.app_id, epoch, "Append" if gone is None else "Update")
+        is_committed = self._commit(actions, transaction, known)
+        return added["add"] if is_committed else None
 
     def _commit(
         self, actions: Sequence[Action], transaction: AppTransaction, of_version: int

@@ -10,7 +10,7 @@ import structlog
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from spark_jobs.delta_log.jvm import java_class
+from spark_jobs.accelerator.jvm import java_class
 from spark_jobs.spark_errors import condition_of
 
 if TYPE_CHECKING:

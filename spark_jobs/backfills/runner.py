@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql.functions import udf
 
 from ingestd.model.errors import OperatorError, TransientError
@@ -17,7 +15,8 @@ from ingestd.model.recorded import Recorded
 from ingestd.model.schema import TableId
 from spark_jobs.backfills.record import Note
 from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
-from spark_jobs.delta_log.checked_tables import is_connect
+from spark_jobs.delta_log.faults import SPARK_ERRORS
+from spark_jobs.delta_log.tables import is_connect
 from spark_jobs.spark_errors import meaning_of
 
 AT_ONCE = 2_000
@@ -52,7 +51,7 @@ class SparkTasks:
                 for first in range(0, len(orders), AT_ONCE)
                 for outcome in self._run(reader, orders[first : first + AT_ONCE])
             ]
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             raise _failed(error) from error
         finally:
             self._remove_tag(self._tag)

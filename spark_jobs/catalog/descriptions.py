@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import ParseException
 
-from spark_jobs.catalog.schema_name import by_path, literal
 from spark_jobs.delta_log.commits import signed
-from spark_jobs.lake.columns import RAW, quoted
+from spark_jobs.delta_log.statements import at_path, quoted, set_properties, string
+from spark_jobs.lake.columns import RAW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,24 +63,23 @@ class CatalogDescription:
 
         A comment that the source no longer has stays: it may be a user's. Raises PySparkException.
         """
-        table = by_path(path)
+        table = at_path(path)
         [there] = session.sql(f"DESCRIBE DETAIL {table}").collect()
         wanted = {k: v for k, v in self.properties.items() if there["properties"].get(k) != v}
         if not there["description"]:
             wanted[_COMMENT] = self.comment
         with signed(session, signature, None):
             if wanted:
-                pairs = ", ".join(f"{literal(k)} = {literal(v)}" for k, v in wanted.items())
-                session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({pairs})")
+                session.sql(set_properties(path, wanted))
             self.apply_to_columns(session, path)
 
     def apply_to_columns(self, session: SparkSession, path: str) -> None:
         """Set the comments of columns that differ: one commit, or on Spark 3.5 one each."""
-        table = by_path(path)
+        table = at_path(path)
         rows = session.sql(f"DESCRIBE TABLE {table}").collect()
         columns = itertools.takewhile(lambda row: row["col_name"], rows)  # then other facts
         changes = [
-            f"{quoted(row['col_name'])} COMMENT {literal(comment)}"
+            f"{quoted(row['col_name'])} COMMENT {string(comment)}"
             for row in columns
             if (comment := self.columns.get(row["col_name"])) is not None
             and row["comment"] != comment

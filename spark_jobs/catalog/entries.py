@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.catalog.schema_name import SESSION_CATALOG, SchemaName, literal
+from spark_jobs.catalog.schema_name import SESSION_CATALOG, SchemaName
 from spark_jobs.delta_log.checked_tables import CheckedTables
+from spark_jobs.delta_log.faults import SPARK_ERRORS
+from spark_jobs.delta_log.statements import string
 from spark_jobs.spark_errors import condition_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class CatalogSchema:
         before = catalog.currentCatalog()
         try:
             catalog.setCurrentCatalog(self.name.catalog)
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             raise OperatorError(
                 f"this Spark session has no catalog {self.name.catalog}",
                 remedy=f"--conf spark.sql.catalog.{self.name.catalog}=CLASS, with its jar, as the"
@@ -108,7 +109,7 @@ class CatalogSchema:
         """Name the Delta table at a path. Does not change the table. Idempotent."""
         self.session.sql(
             f"CREATE TABLE IF NOT EXISTS {self.name.table(table)} USING DELTA"
-            f" COMMENT {literal(comment)} LOCATION {literal(path)}"
+            f" COMMENT {string(comment)} LOCATION {string(path)}"
         )
 
     def drop(self, table: str) -> None:

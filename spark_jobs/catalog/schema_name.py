@@ -1,4 +1,4 @@
-"""The schema in which a job names its tables, and the SQL text of names and strings."""
+"""The schema in which a job names its tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_jobs.lake.columns import quoted
+from spark_jobs.delta_log.statements import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,23 +62,6 @@ def add_catalog(parser: argparse.ArgumentParser, tables: str) -> None:
         metavar="CATALOG.SCHEMA",
         help=f"name the {tables} there, by Spark's catalog",
     )
-
-
-def by_path(path: str) -> str:
-    """Return a Delta table at a path, for SQL."""
-    return f"delta.{quoted(path)}"
-
-
-LITERAL_SETTINGS = {
-    "spark.sql.parser.escapedStringLiterals": "false",
-    "spark.sql.variable.substitute": "false",
-}
-"""Settings under which `literal` and `quoted` are exact: Spark replaces ${...} in SQL otherwise."""
-
-
-def literal(text: str) -> str:
-    """Return a text as a string in SQL, under LITERAL_SETTINGS."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _unquoted(name: str) -> str:

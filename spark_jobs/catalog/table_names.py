@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 
 from ingestd.model.catalog_names import catalog_name
 from ingestd.model.errors import OperatorError, TableError
 from ingestd.model.schema import TableId
 from spark_jobs.catalog.descriptions import CatalogDescription
 from spark_jobs.catalog.entries import CatalogSchema
-from spark_jobs.catalog.schema_name import LITERAL_SETTINGS
 from spark_jobs.delta_log.commits import settings, signed
+from spark_jobs.delta_log.faults import SPARK_ERRORS
+from spark_jobs.delta_log.statements import AS_WRITTEN
 from spark_jobs.spark_errors import meaning_of
 
 if TYPE_CHECKING:
@@ -144,9 +143,9 @@ class TableNames:
     @contextmanager
     def _keeping_faults(self, schema: CatalogSchema) -> Iterator[None]:
         try:
-            with settings(schema.session, LITERAL_SETTINGS):
+            with settings(schema.session, AS_WRITTEN):
                 yield
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             self._retry_at = time.monotonic() + _RETRY_S
             meaning = meaning_of(error)
             place = f"a schema and tables in {schema.name}"

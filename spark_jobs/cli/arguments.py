@@ -7,12 +7,14 @@ config, 75 a transient fault that outlasted the retries.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingestd.config import load_config
 from ingestd.config.redaction import Redactor
@@ -22,9 +24,11 @@ from ingestd.postgres.settings import SETTINGS
 from spark_jobs.spark_errors import meaning_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from ingestd.config import Config
+
+T = TypeVar("T")
 
 EXIT_DONE, EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 0, 1, 2, 75
 
@@ -35,7 +39,7 @@ _OBJECT_STORE = {"s3": "s3a"}
 def job_parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the arguments that every job accepts: --source, --config, --remote."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m spark_jobs.{name}",
+        prog=_program(name),
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,6 +49,12 @@ def job_parser(name: str, description: str) -> argparse.ArgumentParser:
         "--remote", metavar="URL", help="a Spark Connect server, sc://host:port (or SPARK_REMOTE)"
     )
     return parser
+
+
+def _program(name: str) -> str:
+    """Return how the job was called: by its console script, or as a module."""
+    script = f"ingestd-{name}"
+    return script if Path(sys.argv[0]).name == script else f"python -m spark_jobs.{name}"
 
 
 def add_lake(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +142,11 @@ def spark_uri(uri: str) -> str:
 
 
 def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> None:
-    """Run a job's `main` and exit with its exit code. Print errors in one to three lines."""
+    """Run a job's `main`, and exit with its exit code if that is not 0.
+
+    A notebook or a wheel task reports any exit as a failure, even one with code 0. Errors are
+    printed in one to three lines.
+    """
     try:
         code = job(sys.argv[1:] if arguments is None else arguments)
     except IngestdError as error:
@@ -147,7 +161,18 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     except KeyboardInterrupt:
         code = 130
     sys.stdout.flush()
-    sys.exit(code)
+    if code != EXIT_DONE:
+        sys.exit(code)
+
+
+def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns, also in a notebook, whose thread runs an event loop."""
+    with ThreadPoolExecutor(1, thread_name_prefix="ingestd-job") as threads:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work)
+        return threads.submit(asyncio.run, work).result()
 
 
 def print_error(error: IngestdError) -> None:
@@ -162,14 +187,15 @@ def _is_sparks(error: Exception) -> bool:
 
 
 def run_until_stopped(job: Callable[[Sequence[str], threading.Event], int]) -> None:
-    """Run a job that SIGTERM and SIGINT end with exit code 0.
+    """Run a job that SIGTERM and SIGINT end with exit code 0, if this is the main thread.
 
     Its JVM may receive the signal, too, and exit in the middle of a step. The next run then does
     what was not committed.
     """
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    if threading.current_thread() is threading.main_thread():  # others can't handle signals
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
 
     def run(arguments: Sequence[str]) -> int:
         try:

@@ -37,7 +37,7 @@ def table_job_parser(name: str, description: str, tables: str) -> argparse.Argum
     add_tables(found)
     found.add_argument("--once", action="store_true", help="process what is committed, then exit")
     found.add_argument(
-        "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between batches"
+        "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between looks"
     )
     found.add_argument(
         "--parallel", type=positive(int), default=4, metavar="N", help="tables in parallel"
@@ -49,10 +49,8 @@ def table_job_parser(name: str, description: str, tables: str) -> argparse.Argum
         metavar="TABLE",
         help=f"first re-create these {tables} from the lake",
     )
-    found.add_argument(
-        "--checkpoint", metavar="URI", help=f"the query's (default: <target>/_{name}_checkpoint)"
-    )
     add_catalog(found, tables)
+    found.add_argument("--checkpoint", metavar="URI", help="without effect: there is none any more")
     add_accelerator(found)
     return found
 
@@ -104,12 +102,7 @@ def run_table_job(
         after_commit=after_commit,
         names=names_in(session, chosen.catalog, chosen.source, name),
     )
-    stream.run(
-        spark_uri(chosen.checkpoint) if chosen.checkpoint else None,
-        once=chosen.once,
-        interval_s=chosen.interval,
-        stop=stop or threading.Event(),
-    )
+    stream.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
     for error in stream.stopped.values():
         print_error(error)
     fault = stream.names.fault

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from spark_jobs.delta_log.sql_tables import SqlTables
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.delta_log.commits import Signature
+    from spark_jobs.delta_log.tables import DeltaTables
 
 
 class NewestRows(Protocol):
@@ -92,6 +96,11 @@ class MergeLimits(Protocol):
 class Accelerator(Protocol):
     """The driver's part of a run. Safe to use from several threads, each with its session."""
 
+    @property
+    def tables(self) -> DeltaTables:
+        """What answers questions about logs of tables."""
+        ...
+
     def newest(self, session: SparkSession, path: str) -> NewestRows:
         """Return the newest rows of the table at `path`."""
         ...
@@ -111,8 +120,11 @@ class Accelerator(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class SparkAlone:
     """The accelerator that leaves everything to Spark."""
+
+    tables: DeltaTables = field(default_factory=SqlTables)
 
     def newest(self, session: SparkSession, path: str) -> NewestRows:
         """Return no rows."""

@@ -10,17 +10,13 @@ import re
 from base64 import b85decode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.plain_files import open_plain
 from ingestd.model.errors import FolderError
-from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _INLINE, _RELATIVE = "i", "u"
 """Storage types of a vector in the log, and of one in a file of the table's folder."""
@@ -32,10 +28,13 @@ _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-
 _AS_B85 = str.maketrans(_Z85, _B85)
 
 
-def local_folder(session: SparkSession, path: str) -> Path | None:
-    """Return the local folder of a table; None if it is in an object store."""
-    folder, system = place_of(session, path)
-    return Path(folder.toUri().getPath()) if is_local(system) else None
+def folder_here(uri: str) -> Path | None:
+    """Return the folder of a lake or a table on this machine; None if it is elsewhere.
+
+    `uri`: as Spark names it (`cli.arguments.spark_uri`).
+    """
+    folder = Path(uri)
+    return folder if "://" not in uri and folder.is_dir() else None
 
 
 def ensure_plain(folder: Path, name: str, uri: str) -> None:
@@ -53,19 +52,6 @@ def ensure_plain(folder: Path, name: str, uri: str) -> None:
         ) from error
     except FileNotFoundError:
         return  # the reader reports it
-
-
-def is_local(system: Any) -> bool:  # noqa: ANN401 - Java's
-    """Return whether a file system of Hadoop is that of the local disks."""
-    return str(system.getUri().getScheme()) == "file"
-
-
-def place_of(session: SparkSession, folder: str, name: str | None = None) -> tuple[Any, Any]:
-    """Return a folder, or a file in it, as Hadoop's path, and its file system."""
-    hadoop_path = java_class(session, HADOOP_PATH)  # pyspark has no call for files
-    path = hadoop_path(folder) if name is None else hadoop_path(hadoop_path(folder), name)
-    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
-    return path, path.getFileSystem(configuration)
 
 
 def vector_files_of(vector: Mapping[str, Any], uri: str) -> list[str]:

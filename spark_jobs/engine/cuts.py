@@ -13,17 +13,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from ingestd.model.errors import OperatorError
 from ingestd.process.clock import utc_now
-from spark_jobs.delta_log.checked_tables import CheckedTables
-from spark_jobs.delta_log.commits import (
-    CHECKPOINTS,
-    identity,
-)
+from spark_jobs.delta_log.commits import CHECKPOINTS
+from spark_jobs.delta_log.statements import create, run
 from spark_jobs.lake.exchange import from_arrow
 from spark_jobs.lake.source_lake import as_spark_gives
 
@@ -33,10 +29,13 @@ if TYPE_CHECKING:
     from spark_jobs.delta_log.acceleration import Accelerator
     from spark_jobs.lake.source_lake import SourceLake
 
-SCHEMA = (
-    "epoch long, end_lsn long, last_commit_ts timestamp, mirrored_at timestamp,"
-    " tables array<struct<table: string, version: long, schema_version: int>>"
-)
+_COLUMNS = {
+    "epoch": "long",
+    "end_lsn": "long",
+    "last_commit_ts": "timestamp",
+    "mirrored_at": "timestamp",
+    "tables": "array<struct<`table`: string, version: long, schema_version: int>>",
+}
 _TIME = pa.timestamp("us", "UTC")
 _ARROW_SCHEMA = pa.schema(
     {
@@ -49,7 +48,7 @@ _ARROW_SCHEMA = pa.schema(
         ),
     }
 )
-"""SCHEMA as an Arrow schema."""
+"""_COLUMNS as an Arrow schema."""
 _SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
 """Table properties: the source's name, and the id of the `_epochs` that it was read from."""
 
@@ -96,30 +95,29 @@ class CutLog:
         self._writer = accelerator.row_writer(session, path, _app_id(name))
         self.path = path
 
-    def open(self, lake: SourceLake) -> tuple[str, bool]:
-        """Create the log, or check that it is this source's. Raises OperatorError if it is not.
+    def open(self, lake: SourceLake, epochs_id: str) -> bool:
+        """Create the log, or check that it is of this lake; return whether it was created.
 
-        Returns the id of the lake's `_epochs`, and whether the log was created.
+        `epochs_id`: the id of the lake's `_epochs`. Raises OperatorError for a log of another lake.
         """
-        epochs_id, _ = identity(self._session, lake.epochs_path)
         wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
-        if not DeltaTable.isDeltaTable(self._session, self.path):
-            empty = self._session.createDataFrame([], SCHEMA)
-            table = DeltaTable.create(self._session).location(self.path).addColumns(empty.schema)
-            for name, value in {**wanted, **CHECKPOINTS}.items():
-                table = table.property(name, value)
-            table.execute()
+        there = lake.checked.state(self._session, self.path)
+        if there is None:
+            run(self._session, create(self.path, _COLUMNS, {**wanted, **CHECKPOINTS}))
             self._writer.look()
             self._writer.follow(None)
-            return epochs_id, True
-        _, found = identity(self._session, self.path)
-        if any(found.get(name) != value for name, value in wanted.items()):
-            raise OperatorError(
-                f"{self.path} belongs to source {found.get(_SOURCE)} of another or earlier lake,"
-                f" not to {lake.source} at {lake.epochs_path}",
-                remedy=f"give this {self._name} a separate --target",
-            )
-        return epochs_id, False
+            return True
+        if any(there.properties.get(name) != value for name, value in wanted.items()):
+            raise self.of_another_lake(lake, there.properties.get(_SOURCE))
+        return False
+
+    def of_another_lake(self, lake: SourceLake, source: str | None) -> OperatorError:
+        """Return the error for a log that belongs to `source` of another lake."""
+        return OperatorError(
+            f"{self.path} belongs to source {source} of another or earlier lake,"
+            f" not to {lake.source} at {lake.epochs_path}",
+            remedy=f"give this {self._name} a separate --target",
+        )
 
     def last(self) -> EpochCut | None:
         """Return the newest cut; None without one. Spark job, unless the log has it."""
@@ -149,7 +147,7 @@ class CutLog:
     def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:
         writer = from_arrow(self._session, rows).coalesce(1).write.format("delta")
         if replace:
-            CheckedTables().ensure(self._session, self.path)
+            self._accelerator.tables.ensure(self._session, self.path)
             writer = writer.mode("overwrite").option("replaceWhere", f"epoch = {epoch}")
         else:
             writer = (
@@ -179,15 +177,17 @@ def newest_cut(
     newest = accelerator.newest(session, path).last_rows(_app_id(name))
     # (with column mapping, files have other column names)
     if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
-        return find_cut(session, path)
+        return find_cut(session, path, accelerator)
     row = max(newest.to_pylist(), key=lambda row: row["epoch"])
     return EpochCut.from_row(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
 
 
-def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> EpochCut | None:
+def find_cut(
+    session: SparkSession, path: str, accelerator: Accelerator, epoch: int | None = None
+) -> EpochCut | None:
     """Return the newest cut (at or below `epoch`), read by Spark. Raises as `newest_cut`."""
     try:
-        rows = CheckedTables().rows(session, path)
+        rows = accelerator.tables.rows(session, path)
         rows.columns  # noqa: B018 - Connect resolves the table only now
     except AnalysisException as error:
         raise OperatorError(

@@ -1,14 +1,14 @@
-"""Moves tables from epoch to epoch: one streaming query over `_epochs` drives all of them.
+"""Moves tables from epoch to epoch, all of them to the same one.
 
-Each micro-batch moves every table that changed from its epoch to the last epoch of the batch,
-several tables in parallel, then adds a cut to the log. A table's own commits record its epoch
-(`table_mover.py`); the query's checkpoint only records which epochs are new. So the checkpoint
-may be lost, and a job may be killed between any two commits: a table that has reached the epoch is
-not moved again. States of a table, as of the batch's last epoch::
+The job looks for new epochs (`epoch_poll.py`). It moves every table that changed from its own epoch
+to the newest, several tables in parallel, then adds a cut to the log. A table's own commits record
+its epoch (`table_mover.py`). So a job may be killed, or stopped, between any two commits: a table
+that has reached the epoch is not moved again, and the cut is added once all have. States of a
+table, as of the newest epoch::
 
     incomplete --(`_tables`: live)--> behind --move--> current --(changed later)--> behind
         ^                               | fault
-        +-- snapshot or gap             +----> stopped: retried with the next batch
+        +-- snapshot or gap             +----> stopped: retried with the next epochs
 
 An incomplete table keeps its rows, and is in no cut until it is complete again. A table that stops
 does not stop the others.
@@ -17,8 +17,9 @@ does not stop the others.
 from __future__ import annotations
 
 import threading
+import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,8 +28,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import structlog
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 
 from ingestd.config import included
 from ingestd.model.errors import (
@@ -40,9 +39,9 @@ from ingestd.model.errors import (
 )
 from ingestd.model.schema import TableId
 from spark_jobs.catalog.table_names import TableNames
-from spark_jobs.delta_log.commits import current_version
+from spark_jobs.delta_log.faults import SPARK_ERRORS
 from spark_jobs.engine.cuts import CutLog, EpochCut
-from spark_jobs.engine.epoch_query import EpochQuery
+from spark_jobs.engine.epoch_poll import EpochPoll
 from spark_jobs.engine.table_mover import Owner, TableMover, TablePosition
 from spark_jobs.lake.source_lake import Epoch, EpochMemory, SourceLake
 from spark_jobs.lake.targets import table_path
@@ -79,50 +78,48 @@ class EpochStream:
     stopped: dict[str, TableError] = field(default_factory=dict)
     _at: dict[str, TablePosition] = field(default_factory=dict, init=False)
     _last: EpochCut | None = field(default=None, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _is_first_look: bool = field(default=True, init=False)
+    _stop_wanted: threading.Event = field(init=False)
     _pool: ThreadPoolExecutor = field(init=False)
     _epochs: EpochMemory = field(init=False)
+    _poll: EpochPoll = field(init=False)
     _mover: TableMover = field(init=False)
     _cuts: CutLog = field(init=False)
     _known: Registry = field(init=False)
-    _registry_version: int = field(default=-1, init=False)
+    _registry_version: object = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
         self._epochs = EpochMemory(self.lake)
         path = f"{self.target}/{self.log_name}"
         self._cuts = CutLog(self.lake.session, path, self.job.name, self.lake.accelerator)
 
-    def run(
-        self, checkpoint: str | None, *, once: bool, interval_s: float, stop: threading.Event
-    ) -> None:
-        """Process the available epochs (`once`), or continue until `stop` is set.
+    def run(self, *, once: bool, interval_s: float, stop: threading.Event) -> None:
+        """Move all tables to the newest epoch (`once`), or continue until `stop` is set.
 
-        `checkpoint`: the query's folder; None for one next to the log of cuts. Raises OperatorError
-        for a gap in the epochs, a target of another source, a checkpoint that can't be continued,
-        and (`once`) patterns that match no table.
+        Looks for epochs every `interval_s`, on the caller's thread. A stop ends the run once the
+        tables in progress have moved. Raises OperatorError for a gap in the epochs, a target of
+        another source, and (`once`) patterns that match no table.
         """
-        checkpoint = checkpoint or self._checkpoint
-        query = EpochQuery(
-            self.lake,
-            f"ingestd {self.job.name} {self.lake.source}",
-            checkpoint,
-            self._process_batch,
-        )
+        self._stop_wanted = stop
         with ThreadPoolExecutor(max(1, self.parallel)) as self._pool:
-            self._open(checkpoint)
+            self._open()
             if once:
                 self._ensure_any()
-            query.run(
-                once=once, interval_s=interval_s, stop=stop, meanwhile=self._move_newly_complete
-            )
+            next_look = time.monotonic()
+            while True:
+                self._look()
+                next_look = max(next_look + interval_s, time.monotonic())
+                if once or stop.wait(next_look - time.monotonic()):
+                    return
 
-    def _open(self, checkpoint: str) -> None:
-        """Find the target's last cut, and move tables as far as `_tables` allows."""
-        self.lake.require()
-        self._ensure_apart(checkpoint)
+    def _open(self) -> None:
+        """Find the target's newest cut, and the tables' positions in it."""
+        lake_id = self.lake.require().table_id
+        self._ensure_apart()
         self.names.open()
-        lake_id, is_new = self._cuts.open(self.lake)
+        is_new = self._cuts.open(self.lake, lake_id)
         self.names.put_log(self.log_name, self._cuts.path)
+        self._poll = EpochPoll(self.lake, lake_id)
         self._mover = TableMover(
             self.lake,
             self.target,
@@ -134,33 +131,29 @@ class EpochStream:
         )
         self._ensure_known(self.rebuild)
         self._last = None if is_new else self._cuts.last()
-        if self._last is None:
-            return
-        self._at = self._recorded_positions(self._last)
-        epochs = self.lake.epochs(self._last.epoch - 1)
-        if not epochs or epochs[0].number != self._last.epoch:
-            raise self._gap(self._last.epoch, epochs[0].number if epochs else None)
-        self._epochs.add_epochs(epochs)
-        self._advance([], epochs[0])
+        if self._last is not None:
+            self._at = self._recorded_positions(self._last)
 
-    def _ensure_apart(self, checkpoint: str) -> None:
-        """Raise OperatorError if the target or checkpoint folder holds something else."""
+    def _ensure_apart(self) -> None:
+        """Raise OperatorError if the target is among the lake's tables."""
         if self.target == self.lake.uri or _is_in(self.target, self.lake.root):
             raise OperatorError(
                 f"--target {self.target} is in the lake, among the raw tables",
                 remedy="use a separate folder: the job would overwrite what the daemon wrote",
             )
-        tables = [table_path(self.target, table) for table in self._registry().tables]
-        taken = [self.lake.root, self._cuts.path, *tables]
-        if checkpoint == self.target or any(_is_in(checkpoint, path) for path in taken):
-            raise OperatorError(
-                f"--checkpoint {checkpoint} is a folder of tables",
-                remedy=f"use a separate folder (default: {self._checkpoint})",
-            )
 
-    @property
-    def _checkpoint(self) -> str:
-        return f"{self.target}/{self.log_name}_checkpoint"
+    def _look(self) -> None:
+        """Move tables to the newest epoch; without a new one, those that became complete since."""
+        found = self._poll.look(self._last)
+        last, self._is_first_look, is_first = self._last, False, self._is_first_look
+        if last is not None and is_first and found:
+            self._epochs.add_epochs(found[:1])
+            self._advance([], found[0])
+        new = [epoch for epoch in found or () if last is None or epoch.number > last.epoch]
+        if new:
+            self._advance(new, new[-1])
+        elif last is not None and self._registry_version != self._newest_registry():
+            self._advance([], Epoch(last.epoch, last.end_lsn, last.last_commit_ts, {}))
 
     def _recorded_positions(self, cut: EpochCut) -> dict[str, TablePosition]:
         """Return the positions in a cut, except of tables that are behind it or replaced."""
@@ -175,6 +168,8 @@ class EpochStream:
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`. `epochs`: those since the last cut."""
+        if self._stop_wanted.is_set():
+            return
         self._epochs.add_epochs(epochs)
         registry = self._registry()
         complete = self._complete_tables(registry, through)
@@ -195,6 +190,8 @@ class EpochStream:
         if not epochs and not due and self._is_cut(complete):
             return
         self._move_all({table: complete[table] for table in due}, through)
+        if self._stop_wanted.is_set():  # some may not have moved: the next run continues
+            return
         # A table that is ahead was moved by a run that was killed before it added the cut.
         reached = [t for t in complete if t in self._at and self._at[t].epoch <= through.number]
         tables = {t: self._at[t].version for t in reached}
@@ -215,47 +212,6 @@ class EpochStream:
             moved=len(due),
             tables=len(cut.tables),
             stopped=len(self.stopped),
-        )
-
-    # --- the epochs ---------------------------------------------------------------------------
-
-    def _process_batch(self, found: Iterable[Epoch]) -> None:
-        """Apply these epochs, except those up to the last cut, which are already applied."""
-        with self._lock:
-            self._process_in_order(found)
-
-    def _move_newly_complete(self) -> None:
-        """Move tables that became complete after the newest epoch.
-
-        Does nothing while a batch is being processed, so that the caller can check for a stop.
-        """
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self._last is not None and self._registry_version != self._newest_registry():
-                self._process_in_order([])
-        finally:
-            self._lock.release()
-
-    def _process_in_order(self, found: Iterable[Epoch]) -> None:
-        last = 0 if self._last is None else self._last.epoch
-        epochs = sorted((e for e in found if e.number > last), key=lambda e: e.number)
-        for expected, epoch in enumerate(epochs, start=last + 1):
-            if epoch.number != expected:
-                raise self._gap(expected, epoch.number)
-        if epochs:
-            self._advance(epochs, epochs[-1])
-        elif self._last is not None:
-            last_epoch = Epoch(self._last.epoch, self._last.end_lsn, self._last.last_commit_ts, {})
-            self._advance([], last_epoch)
-
-    def _gap(self, expected: int, found: int | None) -> OperatorError:
-        what = "the lake ends before it" if found is None else f"the next one is {found}"
-        return OperatorError(
-            f"{self.lake.epochs_path}: epoch {expected} is missing, {what};"
-            f" nothing was skipped: {self.target} stays as it is",
-            remedy="use this job's own --checkpoint; else restore `_epochs`, or start over in a"
-            " new --target",
         )
 
     # --- the tables ---------------------------------------------------------------------------
@@ -312,6 +268,8 @@ class EpochStream:
             wait(moves)
 
     def _try(self, table: str, definition: Definition, through: Epoch) -> None:
+        if self._stop_wanted.is_set():
+            return
         try:
             known, path = self._at.get(table), table_path(self.target, table)
             self.names.ensure_free(table, path)
@@ -328,7 +286,7 @@ class EpochStream:
             self._stop(table, TableError(TableId.parse(table), error.what, remedy=error.remedy))
         except IngestdError:
             raise
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             meaning = meaning_of(error)
             self._stop(table, TableError(TableId.parse(table), meaning.what, remedy=meaning.remedy))
         except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -355,8 +313,9 @@ class EpochStream:
             self._registry_version = newest
         return self._known
 
-    def _newest_registry(self) -> int:
-        return current_version(self.lake.session, self.lake.tables_path)
+    def _newest_registry(self) -> object:
+        found = self.lake.checked.state(self.lake.session, self.lake.tables_path)
+        return None if found is None else found.mark
 
     @property
     def _log(self) -> structlog.stdlib.BoundLogger:

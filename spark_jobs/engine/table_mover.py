@@ -11,14 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
-from delta.tables import DeltaTable
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
-from spark_jobs.delta_log.checked_tables import missing_files
-from spark_jobs.delta_log.commits import Signature, commits_above, current_version
+from spark_jobs.delta_log.commits import Signature
+from spark_jobs.delta_log.faults import SPARK_ERRORS
 from spark_jobs.lake.targets import table_path
 from spark_jobs.session import PARQUET_SETTINGS
 
@@ -56,7 +53,7 @@ class Owner:
 
     def find(
         self,
-        session: SparkSession,
+        lake: SourceLake,
         table: str,
         path: str,
         known: TablePosition | None,
@@ -66,14 +63,16 @@ class Owner:
 
         Raises TableError if another writer made or changed it, unless it must be rebuilt.
         """
-        if not DeltaTable.isDeltaTable(session, path):
+        above = -1 if known is None else known.version
+        found = lake.checked.commits_above(lake.session, path, above)
+        version, commits = found.version, found.newer
+        if version < 0:
             return None
-        version = current_version(session, path)
         if known is not None and known.version == version:
             return known
         if known is not None and known.version > version:
             known = None  # an older copy was restored
-        commits = commits_above(session, path, -1 if known is None else known.version)
+            commits = lake.checked.commits_above(lake.session, path, -1).newer
         own = next((c for c in commits if c.signature is not None), None)
         if own is not None and own.signature is not None:
             self._ensure_ours(table, path, own.signature, rebuild)
@@ -110,7 +109,7 @@ class Owner:
 
 
 def position_after_step(
-    session: SparkSession,
+    lake: SourceLake,
     table: str,
     path: str,
     signature: Signature,
@@ -122,8 +121,8 @@ def position_after_step(
 
     `signature`: of the step's last commit; `above`: the epoch before the step.
     """
-    version = current_version(session, path)
-    for commit in commits_above(session, path, -1 if before is None else before.version):
+    found = lake.checked.commits_above(lake.session, path, -1 if before is None else before.version)
+    for commit in found.newer:
         if commit.signature == signature:
             continue
         is_step = commit.signature is not None and commit.signature.epoch <= above
@@ -134,7 +133,7 @@ def position_after_step(
                 f" {commit.operation}) while this job moved it to epoch {signature.epoch}",
                 remedy="let only one job write to a target",
             )
-    return TablePosition(version, signature.epoch, signature.schema_version)
+    return TablePosition(found.version, signature.epoch, signature.schema_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +193,16 @@ class TableMover:
 
     def has_reached(self, table: str, at: TablePosition) -> bool:
         """Return whether a table is as in a cut, or ahead; if not, only its own commits count."""
-        session, path = self.lake.session, table_path(self.target, table)
+        path = table_path(self.target, table)
         try:
-            found = self.owner.find(session, table, path, at, self.rebuild)
+            found = self.owner.find(self.lake, table, path, at, self.rebuild)
         except TableError:
             return False  # `advance` reports it
         if found is None or found.version != at.version:
             return found is not None and found.version > at.version
         # a re-created table may have reached the same version
-        newest = commits_above(session, path, at.version - 1)
-        return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest)
+        newest = self.lake.checked.commits_above(self.lake.session, path, at.version - 1)
+        return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest.newer)
 
     def advance(
         self,
@@ -220,7 +219,7 @@ class TableMover:
         lake = self.lake.using(self._session())
         path = table_path(self.target, table)
         rebuild = table in self.rebuild
-        at = self.owner.find(lake.session, table, path, known, self.rebuild)
+        at = self.owner.find(lake, table, path, known, self.rebuild)
         if at is not None and not rebuild:
             is_same = at.schema_version == definition.schema_version
             if at.epoch > through.number or (at.epoch == through.number and is_same):
@@ -242,12 +241,12 @@ class TableMover:
         )
         self._take_step(lake, step)
         self.after_commit(table)
-        return position_after_step(lake.session, table, path, step.signature, at, above=above)
+        return position_after_step(lake, table, path, step.signature, at, above=above)
 
     def _take_step(self, lake: SourceLake, step: Step) -> None:
         try:
             self.job.advance(lake, step)
-        except (PySparkException, Py4JError):
+        except SPARK_ERRORS:
             rest = self._without_missing_files(lake, step)
             if rest is None:
                 raise
@@ -258,17 +257,23 @@ class TableMover:
 
         Raises TableError if files of the table itself are missing.
         """
-        own = missing_files(lake.session, step.path)
+        own = lake.checked.missing_files(lake.session, step.path)
         if own and step.table not in self.rebuild:
             raise TableError(
                 TableId.parse(step.table),
                 f"{step.path}: {len(own)} files are missing, such as {own[0].name}",
                 remedy=f"--rebuild {step.table} re-creates it from the lake",
             )
-        raw = missing_files(lake.session, lake.raw_path(step.table))
-        highest = [file.highest_lsn for file in raw if file.highest_lsn is not None]
-        if not raw or len(highest) < len(raw):
+        raw = lake.checked.missing_files(lake.session, lake.raw_path(step.table))
+        if not raw:
             return None
+        highest = [file.highest_lsn for file in raw if file.highest_lsn is not None]
+        if len(highest) < len(raw):
+            raise TableError(
+                TableId.parse(step.table),
+                f"{lake.raw_path(step.table)}: {len(raw)} files are missing, such as {raw[0].name}",
+                remedy=f"`ingestd snapshot {lake.source} {step.table}` re-reads it",
+            )
         log: structlog.stdlib.BoundLogger = structlog.get_logger("ingestd")
         log.warning(
             "raw.files_gone",

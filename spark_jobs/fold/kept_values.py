@@ -68,7 +68,7 @@ def _rows_of(
     rows = (
         mirror.select(*[col(name) for name in names])
         .alias("t")
-        .join(f.broadcast(local.alias("s")), same_key(key, "t", "s"), "left_semi")
+        .join(f.broadcast(local.alias("s")), f.expr(same_key(key, "t", "s")), "left_semi")
     )
     return to_arrow(rows).combine_chunks()
 

@@ -122,7 +122,7 @@ def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Ta
     new = links.select(*[col(k.name) for k in key], f.col(RAW))
     old = links.select(*[_old(k.name).alias(k.name) for k in key], old_texts().alias(RAW))
     keys = from_arrow(session, to_arrow(new.union(old)))
-    same, was_same = same_key(key, "c", "k"), f.lit(True)  # noqa: FBT003 - SQL's true
+    same, was_same = f.expr(same_key(key, "c", "k")), f.lit(True)  # noqa: FBT003 - SQL's true
     for k in key:
         was_same = was_same & f.col("c._cdc_before").getField(k.name).eqNullSafe(col(k.name, "k"))
         if may_be_raw(k):

@@ -79,7 +79,7 @@ def keys_of(window: Window, shape: HistoryShape) -> DataFrame:
     keys = rows.select(*shape.named_parts())
     if window.moves:
         old = rows.where(moved(rows, shape))
-        keys = keys.union(old.select(*shape.named_parts(f.col(BEFORE), prefix=OF_BEFORE)))
+        keys = keys.union(old.select(*shape.named_parts(struct=BEFORE, prefix=OF_BEFORE)))
     return keys.distinct()
 
 
@@ -121,7 +121,7 @@ def _events(window: Window, shape: HistoryShape) -> DataFrame:
         f.expr("false").alias("_cdc_moved"),
         no_end().alias("_cdc_had"),
         f.expr("false").alias("_cdc_is_old"),
-        *shape.named_parts(f.col(BEFORE), prefix=OF_BEFORE),
+        *shape.named_parts(struct=BEFORE, prefix=OF_BEFORE),
     )
     return own.unionByName(left)
 
@@ -227,7 +227,8 @@ def _is_same(shape: HistoryShape) -> Column:
                     is_in = is_in & (lsn < life.until_lsn)
                 is_there = is_there | is_in
                 came = is_in & (then["_cdc_lsn"] < life.since_lsn)
-                missing, missing_text = missing_value(life)
+                filled, missing_text = missing_value(life)
+                missing = f.expr(filled)
                 if isinstance(kind, (FloatType, DoubleType)):
                     missing = missing.cast("string")
                 value = f.when(came, missing).otherwise(value)

@@ -17,7 +17,8 @@ from pyspark.sql import types as t
 
 from ingestd.decode.lake_columns import column_name
 from ingestd.model.changes import RESERVED_PREFIX
-from spark_jobs.lake.columns import RAW, quoted
+from spark_jobs.delta_log.statements import literal
+from spark_jobs.lake.columns import RAW, named
 from spark_jobs.lake.missing_values import missing_value
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ ADDED: Mapping[str, str] = {
 """Columns of a history besides the source's, `_cdc_raw` and `_cdc_unchanged`."""
 
 UNCHANGED = "_cdc_unchanged"
+LSN = "_cdc_lsn"
 
 _EXACT = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.BooleanType)
 """Types that represent all of their source values, so that none is ever in `_cdc_raw`."""
@@ -118,46 +120,40 @@ class HistoryShape:
         return [c for c in self.present if c.name in names]
 
     def parts(
-        self,
-        values: Column | None = None,
-        *,
-        prefix: str = "",
-        of: str | None = None,
-        lsn: str = "_cdc_lsn",
-    ) -> list[Column]:
-        """Return the values that identify a row, in types that Spark can compare and group by.
+        self, *, struct: str | None = None, prefix: str = "", of: str | None = None, lsn: str = LSN
+    ) -> list[str]:
+        """Return the values that identify a row, as SQL, in types that Spark can compare and group.
 
-        Null equals null here. `values`: a struct to use instead of the row; `prefix`: of its names
+        Null equals null here. `struct`: a column to use instead of the row; `prefix`: of its names
         in `_cdc_raw`. `of`: the alias of the row's table. `lsn`: the column with the row's
         position. In a row from below the position where a column was added, the column has the
         source's value for such rows, whatever is stored.
         """
-        at = "" if of is None else f"{of}."
-        raw, lsns = f.col(f"{at}{RAW}"), f.col(f"{at}{lsn}")
+        raw, lsns = named(RAW, of), named(lsn, of)
         added = {c.name: (c.since_lsn, *missing_value(c)) for c in self.present if c.since_lsn}
 
-        def value(name: str) -> Column:
-            own = f.col(at + quoted(name)) if values is None else values.getField(name)
+        def value(name: str) -> str:
+            own = named(name, of) if struct is None else named(name, named(struct, of))
             if name not in added:
                 return own
             since, missing, _ = added[name]
-            return f.when(lsns < since, missing).otherwise(own)
+            return f"CASE WHEN {lsns} < {since} THEN {missing} ELSE {own} END"
 
-        def kept(name: str) -> Column:
-            own = f.try_element_at(raw, f.lit(prefix + name))
+        def kept(name: str) -> str:
+            own = f"try_element_at({raw}, {literal(prefix + name)})"
             if name not in added:
                 return own
             since, _, missing = added[name]
-            return f.when(lsns < since, f.lit(missing)).otherwise(own)
+            return f"CASE WHEN {lsns} < {since} THEN {literal(missing)} ELSE {own} END"
 
-        def text(name: str) -> Column:
-            return f.coalesce(kept(name), value(name).cast("string"))
+        def text(name: str) -> str:
+            return f"coalesce({kept(name)}, CAST({value(name)} AS string))"
 
-        found: list[Column] = []
+        found: list[str] = []
         for names in self.versions:
             kind = self.types[names[0]]
             if len(names) > 1:
-                found.append(f.coalesce(*map(text, names)))
+                found.append(f"coalesce({', '.join(map(text, names))})")
             elif isinstance(kind, _EXACT):
                 found.append(value(names[0]))
             elif isinstance(kind, _NESTED):
@@ -167,10 +163,10 @@ class HistoryShape:
                 found.append(text(names[0]))
         return found
 
-    def named_parts(self, values: Column | None = None, *, prefix: str = "") -> list[Column]:
+    def named_parts(self, *, struct: str | None = None, prefix: str = "") -> list[Column]:
         """Return `parts` with their names."""
-        parts = self.parts(values, prefix=prefix)
-        return [part.alias(f"_cdc_k{i}") for i, part in enumerate(parts)]
+        parts = self.parts(struct=struct, prefix=prefix)
+        return [f.expr(part).alias(f"_cdc_k{i}") for i, part in enumerate(parts)]
 
 
 def _earlier(column: LakeColumn, others: set[str]) -> list[str]:

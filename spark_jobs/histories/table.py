@@ -10,15 +10,24 @@ from pyspark.sql import functions as f
 
 from ingestd.model.changes import UPDATE
 from spark_jobs.delta_log.checked_tables import CheckedTables
-from spark_jobs.delta_log.commits import TABLE_PROPERTIES, settings, signed, size_bytes
+from spark_jobs.delta_log.commits import TABLE_PROPERTIES, settings, signed
+from spark_jobs.delta_log.statements import (
+    add_columns,
+    delete_matched,
+    insert_unmatched,
+    merge,
+    run,
+    set_properties,
+    update,
+)
 from spark_jobs.histories.shape import ADDED, HistoryShape, is_clashing
 from spark_jobs.histories.version_columns import as_history, spanning, stored, with_missing
-from spark_jobs.lake.columns import RAW, col, needs_column_mapping, quoted
+from spark_jobs.lake.columns import RAW, named, needs_column_mapping
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
 from spark_jobs.mirrors.policy import DEFAULT_POLICY
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
     from ingestd.lake.definitions import LakeColumn
@@ -101,29 +110,38 @@ class HistoryTable:
         `changes`: versions, with the parts that identify them and `_cdc_goes`. In a version to
         remove, `_cdc_had` is its end in the table.
         """
-        target = self.checked.for_change(self.session, self.path)
         names = self.columns()
         prefix = prefix_of(names)
-        source = changes.select(*as_history(shape, prefix), *shape.part_names, "_cdc_had", GOES)
-        lsn = f.col(f"t.{prefix}valid_to_lsn")
-        same = f.col(f"s.{GOES}") & (lsn.isNull() | (lsn >= window.first[0]))
-        for name in ("valid_from_lsn", "valid_from_seq"):
-            same = same & (f.col(f"t.{prefix}{name}") == f.col(f"s.{prefix}{name}"))
-        for name, had in (("valid_to_lsn", "lsn"), ("valid_to_seq", "seq")):
-            same = same & f.col(f"t.{prefix}{name}").eqNullSafe(f.col("s._cdc_had")[had])
-        theirs = shape.parts(of="t", lsn=f"{prefix}valid_from_lsn")
-        for part, own in zip(theirs, shape.part_names, strict=True):
-            same = same & part.eqNullSafe(f.col(f"s.{own}"))
-        put: dict[str, str | Column] = {
-            quoted(n): col(n, "s") for n in source.columns if n in names
-        }
-        size = size_bytes(self.session, self.path)
+        source = changes.select(
+            *as_history(shape, prefix),
+            *shape.part_names,
+            f.col("_cdc_had.lsn").alias("_cdc_had_lsn"),
+            f.col("_cdc_had.seq").alias("_cdc_had_seq"),
+            GOES,
+        )
+        first, ends = window.first[0], f"t.{prefix}valid_to_lsn"
+        begins = (f"{prefix}valid_from_lsn", f"{prefix}valid_from_seq")
+        theirs = shape.parts(of="t", lsn=begins[0])
+        same = [
+            f"s.{GOES}",
+            f"({ends} IS NULL OR {ends} >= {first})",
+            *(f"t.{name} = s.{name}" for name in begins),
+            *(f"t.{prefix}valid_to_{name} <=> s._cdc_had_{name}" for name in ("lsn", "seq")),
+            *(f"{t} <=> s.{s}" for t, s in zip(theirs, shape.part_names, strict=True)),
+        ]
+        put = {n: named(n, "s") for n in source.columns if n in names}
+        size = self.checked.size_bytes(self.session, self.path)
         is_small = size is not None and size < DEFAULT_POLICY.small_bytes
-        self.session.conf.set(_MERGE_VECTORS, str(not is_small).lower())
-        with signed(self.session, signature, self.app_id):
-            target.alias("t").merge(
-                source.alias("s"), same
-            ).whenMatchedDelete().whenNotMatchedInsert(~f.col(f"s.{GOES}"), put).execute()
+        vectors = {_MERGE_VECTORS: str(not is_small).lower()}
+        self.checked.ensure(self.session, self.path)
+        with settings(self.session, vectors), signed(self.session, signature, self.app_id):
+            merge(
+                self.session,
+                self.path,
+                source,
+                " AND ".join(same),
+                [delete_matched(), insert_unmatched(put, f"NOT s.{GOES}")],
+            )
 
     def evolve(self, shape: HistoryShape, signature: Signature) -> None:
         """Add missing columns, and fill them in the versions that have them in the source.
@@ -153,14 +171,11 @@ class HistoryTable:
 
     def _fill(self, column: LakeColumn, where: str, signature: Signature) -> None:
         value, text = missing_value(column)
-        values: dict[str, str | Column] = {
-            quoted(column.name): value,
-            quoted(RAW): with_text(column, text),
-        }
+        values = {column.name: value, RAW: with_text(column, text)}
+        self.checked.ensure(self.session, self.path)
         with signed(self.session, signature, None):
-            self.checked.for_change(self.session, self.path).update(
-                f.expr(where) & lacks(column, value, text), values
-            )
+            where = f"({where}) AND {lacks(column, value, text)}"
+            run(self.session, update(self.path, values, where))
 
     def _split(self, where: str, shape: HistoryShape, prefix: str, signature: Signature) -> None:
         """Replace versions that were current when a column was re-created by two versions each."""
@@ -173,16 +188,15 @@ class HistoryTable:
             writer.mode("overwrite").option("replaceWhere", where).save(self.path)
 
     def _add(self, columns: dict[str, DataType]) -> None:
-        table = f"delta.{quoted(self.path)}"
-        properties = []
+        properties = {}
         if needs_column_mapping(list(columns)):
-            properties.append("'delta.columnMapping.mode' = 'name'")
+            properties["delta.columnMapping.mode"] = "name"
         if any("timestamp_ntz" in kind.simpleString() for kind in columns.values()):
-            properties.append("'delta.feature.timestampNtz' = 'supported'")
+            properties["delta.feature.timestampNtz"] = "supported"
         if properties:
-            self.session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(properties)})")
-        added = ", ".join(f"{quoted(n)} {kind.simpleString()}" for n, kind in columns.items())
-        self.session.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
+            run(self.session, set_properties(self.path, properties))
+        kinds = {name: kind.simpleString() for name, kind in columns.items()}
+        run(self.session, add_columns(self.path, kinds))
 
 
 def clash(shape: HistoryShape, names: Sequence[str]) -> str | None:

@@ -130,7 +130,9 @@ def with_missing(versions: DataFrame, shape: HistoryShape) -> DataFrame:
         )
         versions = versions.withColumns(
             {
-                column.name: f.when(spans, value).when(ended, None).otherwise(col(column.name)),
+                column.name: f.when(spans, f.expr(value))
+                .when(ended, None)
+                .otherwise(col(column.name)),
                 RAW: f.when(spans, own).when(ended, bare).otherwise(f.col(RAW)),
             }
         )
@@ -165,7 +167,7 @@ def _split_at(versions: DataFrame, lsn: int, shape: HistoryShape) -> DataFrame:
     unknown = f.array_except(UNCHANGED, known)
     second = {
         **nothing,
-        **{n: value for n, (value, _) in missing.items()},
+        **{n: f.expr(value) for n, (value, _) in missing.items()},
         RAW: kept_raw(f.col(RAW), others, texts),
         UNCHANGED: f.when(f.size(unknown) > 0, unknown),
         "_cdc_lsn": here["lsn"],

@@ -10,8 +10,8 @@ from pyspark.sql import functions as f
 
 from ingestd.model.errors import OperatorError
 from ingestd.model.lsn import Lsn
+from spark_jobs.accelerator.by_driver import accelerator_of
 from spark_jobs.cli.arguments import spark_uri
-from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.engine.cuts import find_cut
 from spark_jobs.histories.shape import ADDED, UNCHANGED
 from spark_jobs.histories.table import prefix_of
@@ -62,7 +62,7 @@ def lsn_at(
             "the time has no zone", remedy="datetime(2026, 11, 21, 12, tzinfo=timezone.utc)"
         )
     if tables is None:
-        found = find_cut(spark, f"{spark_uri(target)}/{HISTORIES}")
+        found = find_cut(spark, f"{spark_uri(target)}/{HISTORIES}", accelerator_of(spark))
         tables = sorted(found.tables) if found is not None else []
     limit = f.lit(at)
     each = None
@@ -89,7 +89,7 @@ def _history(spark: SparkSession, target: str, table: str) -> DataFrame:
     path = table_path(spark_uri(target), table)
     reason: AnalysisException | None = None
     try:
-        history = CheckedTables().rows(spark, path)
+        history = accelerator_of(spark).tables.rows(spark, path)
         columns = history.columns  # (Connect resolves the table only now)
         if {f"{prefix_of(columns)}{name}" for name in ADDED}.issubset(columns):
             return history

@@ -238,9 +238,9 @@ def moved(rows: DataFrame, shape: HistoryShape) -> Column:
     if not shape.is_keyed or not has_old_keys(rows, shape):
         return nothing
     differs = nothing
-    old = shape.parts(f.col(BEFORE), prefix=OF_BEFORE)
+    old = shape.parts(struct=BEFORE, prefix=OF_BEFORE)
     for ours, theirs in zip(shape.parts(), old, strict=True):
-        differs = differs | ~ours.eqNullSafe(theirs)
+        differs = differs | f.expr(f"NOT ({ours} <=> {theirs})")
     return (f.col("_cdc_op") == UPDATE) & f.col(BEFORE).isNotNull() & differs
 
 

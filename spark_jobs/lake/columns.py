@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
+from spark_jobs.delta_log.statements import literal, quoted
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -21,14 +23,14 @@ _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 """Characters that Parquet does not allow in names; Delta needs column mapping for them."""
 
 
-def quoted(name: str) -> str:
-    """Return a column's name quoted for an expression."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def col(name: str, of: str | None = None) -> Column:
     """Return the column with exactly that name. `of`: the alias of its DataFrame."""
-    return f.col(quoted(name) if of is None else f"{of}.{quoted(name)}")
+    return f.col(named(name, of))
+
+
+def named(name: str, of: str | None = None) -> str:
+    """Return the same as `col`, as SQL."""
+    return quoted(name) if of is None else f"{of}.{quoted(name)}"
 
 
 def may_be_raw(column: LakeColumn) -> bool:
@@ -50,24 +52,25 @@ def selected(rows: DataFrame, columns: Sequence[LakeColumn]) -> list[Column]:
     ]
 
 
-def same_key(key: Sequence[LakeColumn], left: str, right: str) -> Column:
-    """Return the condition that rows of two aliased DataFrames have the same key.
+def same_key(key: Sequence[LakeColumn], left: str, right: str) -> str:
+    """Return the condition that rows of two aliased tables have the same key, as SQL.
 
     A value that its column can't represent is compared by its text in `_cdc_raw`.
     """
-    found = f.lit(True)  # noqa: FBT003 - SQL's true
+    found = ["true"]
     for column in key:
+        ours, theirs = named(column.name, left), named(column.name, right)
         if may_be_raw(column):
-            found = found & col(column.name, left).eqNullSafe(col(column.name, right))
-            texts = [f.element_at(col(RAW, of), f.lit(column.name)) for of in (left, right)]
-            found = found & texts[0].eqNullSafe(texts[1])
+            texts = [
+                f"element_at({named(RAW, of)}, {literal(column.name)})" for of in (left, right)
+            ]
+            found += [f"{ours} <=> {theirs}", " <=> ".join(texts)]
         else:
-            found = found & (col(column.name, left) == col(column.name, right))
-    return found
+            found.append(f"{ours} = {theirs}")
+    return " AND ".join(found)
 
 
-def later(left: str, right: str) -> Column:
-    """Return the condition that `left`'s row has a higher position than `right`'s."""
-    lsn = col("_cdc_lsn", left), col("_cdc_lsn", right)
-    seq = col("_cdc_seq", left), col("_cdc_seq", right)
-    return (lsn[0] > lsn[1]) | ((lsn[0] == lsn[1]) & (seq[0] > seq[1]))
+def later(left: str, right: str) -> str:
+    """Return the condition that `left`'s row has a higher position than `right`'s, as SQL."""
+    is_same = f"{left}._cdc_lsn = {right}._cdc_lsn AND {left}._cdc_seq > {right}._cdc_seq"
+    return f"({left}._cdc_lsn > {right}._cdc_lsn OR ({is_same}))"

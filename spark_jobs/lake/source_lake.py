@@ -26,9 +26,9 @@ from ingestd.lake.store.store import ensure_own_links
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.acceleration import Accelerator, SparkAlone
-from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect
-from spark_jobs.delta_log.commits import current_version
-from spark_jobs.delta_log.table_files import local_folder
+from spark_jobs.delta_log.checked_tables import CheckedTables
+from spark_jobs.delta_log.table_files import folder_here
+from spark_jobs.delta_log.tables import DeltaState, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +95,7 @@ class SourceLake:
     ) -> None:
         self.accelerator = accelerator or SparkAlone()
         self.unread_lsn = unread_lsn
-        self.checked = checked or CheckedTables()
+        self.checked = checked or CheckedTables(self.accelerator.tables)
         self.session = session
         self.source = source
         self.uri = uri.rstrip("/")
@@ -136,7 +136,7 @@ class SourceLake:
         """The lake's files, if Spark and this process have them on the same machine."""
         if is_connect(self.session):
             return None
-        root = local_folder(self.session, self.uri)
+        root = folder_here(self.uri)
         return None if root is None else LocalStore(root, Fsync())
 
     def using(self, session: SparkSession) -> SourceLake:
@@ -161,23 +161,45 @@ class SourceLake:
             accelerator=self.accelerator,
         )
 
-    def require(self) -> None:
-        """Raise OperatorError unless a daemon has created this lake."""
-        if current_version(self.session, self.epochs_path) < 0:
+    def require(self) -> DeltaState:
+        """Return the state of `_epochs`. Raises OperatorError unless a daemon has created it."""
+        found = self.checked.state(self.session, self.epochs_path)
+        if found is None:
             raise OperatorError(
                 f"{self.epochs_path} is missing: source {self.source} has no epochs in this lake",
                 remedy="check --lake and --source; `ingestd run` commits the first epoch",
             )
+        return found
 
     def epochs(self, above: int = 0) -> list[Epoch]:
-        """Return the epochs with higher numbers, in order. Spark job, unless they are few."""
+        """Return the epochs with higher numbers, in order. Spark job, unless they are few.
+
+        Raises OperatorError if one is missing or there twice before the last one.
+        """
+        found = self._few_epochs(above)
+        if found is None:
+            rows = self._load(self.epochs_path).where(f.col("epoch") > above).select(*EPOCH_COLUMNS)
+            found = sorted(map(Epoch.from_row, rows.collect()), key=_number)
+        for expected, epoch in enumerate(found, start=above + 1):
+            if epoch.number != expected:
+                raise self.epoch_missing(expected, f"the next one is {epoch.number}")
+        return found
+
+    def epoch_missing(self, number: int, what: str) -> OperatorError:
+        """Return the error for an epoch that is not in `_epochs`."""
+        return OperatorError(
+            f"{self.epochs_path}: epoch {number} is missing, {what}; nothing was skipped",
+            remedy="restore `_epochs` to the version that has it, or start over in a new --target",
+        )
+
+    def _few_epochs(self, above: int) -> list[Epoch] | None:
+        """Return the epochs from the newest log entries; None if those may lack one."""
         few = self.accelerator.newest(self.session, self.epochs_path).rows_above("epoch", above)
-        if few is not None and set(EPOCH_COLUMNS).issubset(few.column_names):
-            found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
-            if [epoch.number for epoch in found] == list(range(above + 1, above + 1 + len(found))):
-                return found
-        rows = self._load(self.epochs_path).where(f.col("epoch") > above).select(*EPOCH_COLUMNS)
-        return sorted(map(Epoch.from_row, rows.collect()), key=_number)
+        if few is None or not set(EPOCH_COLUMNS).issubset(few.column_names):
+            return None
+        found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
+        expected = range(above + 1, above + 1 + len(found))
+        return found if [epoch.number for epoch in found] == list(expected) else None
 
     def registry(self) -> Registry:
         """Return the contents of `_tables`. Spark job, unless it is short."""

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
@@ -43,6 +42,7 @@ from ingestd.lake.fold.outcomes import DELETED, fold_row_by_row
 from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
+from spark_jobs.delta_log.statements import literal
 from spark_jobs.fold.kept_values import fill_kept
 from spark_jobs.fold.spark_sql import (
     Survey,
@@ -52,7 +52,7 @@ from spark_jobs.fold.spark_sql import (
     survey,
     with_keys,
 )
-from spark_jobs.lake.columns import col, later, same_key, selected
+from spark_jobs.lake.columns import col, later, named, same_key, selected
 from spark_jobs.lake.exchange import from_arrow, to_arrow
 from spark_jobs.lake.missing_values import with_missing
 from spark_jobs.mirrors.keyless import apply_keyless, keyless_outcomes
@@ -61,7 +61,7 @@ from spark_jobs.mirrors.step import DriverStep, MirrorStep
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from ingestd.lake.definitions import LakeColumn
     from spark_jobs.engine.table_mover import Step
@@ -101,7 +101,7 @@ class MirrorJob:
         try:
             _MirrorAdvance(lake, step, mirror).run()
         except AnalysisException as error:
-            if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
+            if lake.checked.state(lake.session, lake.raw_path(step.table)) is None:
                 raise self._raw_missing(lake, step, "the Delta table does not exist") from error
             raise
 
@@ -168,7 +168,7 @@ class _MirrorAdvance(MirrorStep):
         is_read = col("_cdc_op", "c") == "r"
         is_void = (col("_cdc_lsn") < lsn) | ((col("_cdc_lsn") == lsn) & (col("_cdc_seq") < seq))
         kept = changes.where((col("_cdc_op") != "r") | ~is_void)
-        condition = same_key(self.key, "c", "k") & later("k", "c") & is_read
+        condition = f.expr(f"{same_key(self.key, 'c', 'k')} AND {later('k', 'c')}") & is_read
         return kept.alias("c").join(known.alias("k"), condition, "left_anti")
 
     def _shaped(self, changes: DataFrame) -> DataFrame:
@@ -231,7 +231,7 @@ class _MirrorAdvance(MirrorStep):
         new = outcomes.withColumn(DELETED_AT, f.lit(None).cast("timestamp"))
         if not self.key:
             return outcomes
-        if not DeltaTable.isDeltaTable(self.mirror.session, self.mirror.path):
+        if not self.mirror.exists:
             return new
         old = self.mirror.rows()
         if not {DELETED_AT, *(k.name for k in self.key)}.issubset(old.columns):
@@ -239,7 +239,7 @@ class _MirrorAdvance(MirrorStep):
         living = outcomes.where(~col(DELETED))
         deleted = (
             old.alias("t")
-            .join(living.alias("s"), same_key(self.key, "t", "s"), "left_anti")
+            .join(living.alias("s"), f.expr(same_key(self.key, "t", "s")), "left_anti")
             .withColumn(
                 DELETED_AT, f.coalesce(col(DELETED_AT), f.lit(self.step.through.last_commit_ts))
             )
@@ -335,7 +335,7 @@ class _MirrorAdvance(MirrorStep):
             self.mirror.session,
             fill_kept(folded, before or (lambda: outcomes.limit(0)), self.key),
         )
-        same = same_key(self.key, "s", "k")
+        same = f.expr(same_key(self.key, "s", "k"))
         chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")
         others = outcomes.alias("s").join(f.broadcast(keys.alias("k")), same, "left_anti")
         return others.unionByName(chosen.select(*[col(n) for n in others.columns]))
@@ -355,18 +355,19 @@ class _MirrorAdvance(MirrorStep):
             apply_keyless(self.mirror, shaped, self.columns, self.added, self.step)
 
 
-def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:
-    """Return a condition on one column that all affected mirror rows ("t") meet, or None.
+def _near(outcomes: pa.Table, column: LakeColumn) -> str:
+    """Return a condition on one column, as SQL, that all affected mirror rows ("t") meet.
 
     Spark uses it to prune files, and to filter what it reads.
     """
     if column.delta_type not in _BOUNDED or outcomes[column.name].null_count:
-        return None
+        return "true"
     values = pc.unique(outcomes[column.name])
-    if len(values) <= _MAX_NAMED:
-        return col(column.name, "t").isin(values.to_pylist())
+    name = named(column.name, "t")
+    if 0 < len(values) <= _MAX_NAMED:
+        return f"{name} IN ({', '.join(map(literal, values.to_pylist()))})"
     bounds = pc.min_max(values).as_py()
-    return col(column.name, "t").between(bounds["min"], bounds["max"])
+    return f"{name} BETWEEN {literal(bounds['min'])} AND {literal(bounds['max'])}"
 
 
 _BOUNDED = frozenset({"byte", "short", "integer", "long", "date", "string"})

@@ -10,8 +10,9 @@ from pyspark.sql import functions as f
 from ingestd.lake.fold.outcomes import DELETED
 from ingestd.model.changes import OF_BEFORE
 from spark_jobs.delta_log.commits import signed
+from spark_jobs.delta_log.statements import delete_matched, insert_unmatched, literal
 from spark_jobs.fold.spark_sql import old_texts
-from spark_jobs.lake.columns import RAW, RAW_TYPE, col, quoted
+from spark_jobs.lake.columns import RAW, RAW_TYPE, col, named
 from spark_jobs.lake.missing_values import with_missing
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def apply_keyless(
 def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], step: Step) -> None:
     """Delete all copies of a row, and insert as many as remain: copies have no identity."""
     less = net.where(col(_COUNT) < 0)
-    there = table.rows().select(_text_of(columns).alias(_TEXT))
+    there = table.rows().select(f.expr(_text_of(columns)).alias(_TEXT))
     counts = (
         there.join(f.broadcast(less.select(_TEXT)), _TEXT, "left_semi")
         .groupBy(_TEXT)
@@ -79,17 +80,10 @@ def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], st
     no_text = f.lit(None).cast("string")
     source = less.select("*").unionByName(new.withColumn(_TEXT, no_text))
     names = [*(c.name for c in columns), RAW, *_POSITION]
-    merge = (
-        table.for_change()
-        .alias("t")
-        .merge(source.alias("s"), _text_of(columns, "t") == col(_TEXT, "s"))
-        .whenMatchedDelete()
-        .whenNotMatchedInsert(
-            col(_TEXT, "s").isNull(), {quoted(name): col(name, "s") for name in names}
-        )
-    )
+    inserted = insert_unmatched({name: named(name, "s") for name in names}, f"s.{_TEXT} IS NULL")
+    on = f"{_text_of(columns, 't')} = s.{_TEXT}"
     with signed(table.session, step.signature, step.app_id):
-        merge.execute()
+        table.merge(source, on, [delete_matched(), inserted])
 
 
 def _copies(rows: DataFrame, count: Column) -> DataFrame:
@@ -115,7 +109,7 @@ def _net(
     events = (
         came.unionByName(went)
         .unionByName(with_missing(old, added))
-        .withColumn(_TEXT, _text_of(columns))
+        .withColumn(_TEXT, f.expr(_text_of(columns)))
     )
     position = f.struct(*_POSITION)
     newest = f.max_by(f.struct(*[col(n) for n in events.columns]), position).alias("newest")
@@ -156,11 +150,13 @@ def _old(changes: DataFrame, column: LakeColumn) -> Column:
     return f.col("_cdc_before").getField(column.name)
 
 
-def _text_of(columns: Sequence[LakeColumn], of: str | None = None) -> Column:
-    """Return a text that is the same for equal rows only."""
-    values = f.struct(*[col(c.name, of).alias(f"c{n}") for n, c in enumerate(columns)])
+def _text_of(columns: Sequence[LakeColumn], of: str | None = None) -> str:
+    """Return, as SQL, a text that is the same for equal rows only."""
+    values = ", ".join(f"'c{n}', {named(c.name, of)}" for n, c in enumerate(columns))
     # A dropped column is not part of a row, but earlier rows still have its texts.
-    own = f.map_filter(col(RAW, of), lambda name, _: name.isin([c.name for c in columns]))
-    raw = f.when(f.size(own) > 0, f.array_sort(f.map_entries(own)))
-    whole = f.to_json(f.struct(values.alias("v"), raw.alias("r")), _EXACT)
-    return f.sha2(whole, 256)
+    names = ", ".join(literal(c.name) for c in columns)
+    own = f"map_filter({named(RAW, of)}, (name, _text) -> name IN ({names}))"
+    raw = f"CASE WHEN size({own}) > 0 THEN array_sort(map_entries({own})) END"
+    whole = f"named_struct('v', named_struct({values}), 'r', {raw})"
+    options = ", ".join(f"{literal(k)}, {literal(v)}" for k, v in _EXACT.items())
+    return f"sha2(to_json({whole}, map({options})), 256)"

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
@@ -22,16 +21,28 @@ from spark_jobs.delta_log.commits import (
     TABLE_PROPERTIES,
     settings,
     signed,
-    size_bytes,
-    table_property,
+)
+from spark_jobs.delta_log.statements import (
+    add_columns,
+    cluster,
+    create,
+    delete_matched,
+    insert_unmatched,
+    merge,
+    quoted,
+    run,
+    set_properties,
+    unset_property,
+    update,
+    update_matched,
 )
 from spark_jobs.lake.columns import (
     RAW,
     RAW_TYPE,
     col,
     later,
+    named,
     needs_column_mapping,
-    quoted,
     same_key,
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
@@ -71,7 +82,7 @@ class Outcomes:
     """The outcomes of keys: one row each (see `ingestd.lake.fold.outcomes`).
 
     `columns`: the source's; `key` is among them. `unsent`: columns that may be in KEPT. `near`: a
-    condition that all affected mirror rows ("t") meet; the fewer rows meet it, the less is read.
+    condition, as SQL, that all affected mirror rows ("t") meet: the fewer do, the less is read.
     `nbytes`: their approximate size, as the source sent them.
     """
 
@@ -79,7 +90,7 @@ class Outcomes:
     columns: Sequence[LakeColumn]
     key: Sequence[LakeColumn]
     unsent: Collection[str] = ()
-    near: Column | None = None
+    near: str = "true"
     nbytes: int = 0
 
 
@@ -98,7 +109,7 @@ class MirrorTable:
     @property
     def exists(self) -> bool:
         """Return whether the Delta table exists."""
-        return DeltaTable.isDeltaTable(self.session, self.path)
+        return self.checked.state(self.session, self.path) is not None
 
     def rows(self) -> DataFrame:
         """Return the mirror's rows."""
@@ -108,9 +119,10 @@ class MirrorTable:
         """Return the names of the mirror's columns."""
         return self.checked.columns(self.session, self.path)
 
-    def for_change(self) -> DeltaTable:
-        """Return the mirror, to be changed by Spark now."""
-        return self.checked.for_change(self.session, self.path)
+    def merge(self, source: DataFrame, on: str, clauses: Sequence[str]) -> None:
+        """Merge rows into the mirror by Spark. See `statements.merge`."""
+        self.checked.ensure(self.session, self.path)
+        merge(self.session, self.path, source, on, clauses)
 
     def create(
         self, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], signature: Signature
@@ -123,19 +135,15 @@ class MirrorTable:
         if needs_column_mapping(names):
             return False
         kinds = {c.name: c.delta_type for c in columns} | {RAW: RAW_TYPE}
-        made = ", ".join(f"{quoted(name)} {kinds.get(name, 'long')}" for name in names)
-        clustering = ", ".join(_clustering(columns, key))
-        table = f"delta.{quoted(self.path)} ({made}) USING delta"
-        by = f"CLUSTER BY ({clustering})" if clustering else ""
-        properties = ", ".join(
-            [
-                *(f"'{k}' = '{v}'" for k, v in TABLE_PROPERTIES.items()),
-                _chosen(_with_stats(columns, key)),
-            ]
+        statement = create(
+            self.path,
+            {name: kinds.get(name, "long") for name in names},
+            {**TABLE_PROPERTIES, _STATS_COLUMNS: _with_stats(columns, key)},
+            clustering=_clustering(columns, key),
         )
         with signed(self.session, replace(signature, epoch=0, schema_version=0), None):
             try:
-                self.session.sql(f"CREATE TABLE {table} {by} TBLPROPERTIES ({properties})")
+                run(self.session, statement)
             except AnalysisException:  # for example, the folder has other files
                 return False
         return True
@@ -173,14 +181,13 @@ class MirrorTable:
         self._cluster(clustering, signature)
 
     def _cluster(self, by: Sequence[str], signature: Signature) -> None:
-        """Cluster by these columns (quoted), which a plain write undoes: one commit, or none.
+        """Cluster by these columns, which a plain write undoes: one commit, or none.
 
         (Delta ignores a writer's `clusterBy` unless the table is in a catalog.)
         """
         if by:
             with signed(self.session, signature, None):
-                table = f"delta.{quoted(self.path)}"
-                self.session.sql(f"ALTER TABLE {table} CLUSTER BY ({', '.join(by)})")
+                run(self.session, cluster(self.path, by))
 
     @contextmanager
     def _choosing(self, stats_columns: str) -> Iterator[None]:
@@ -189,17 +196,17 @@ class MirrorTable:
         (Options of a write set them for a new table only.)
         """
         session, path = self.session, self.path
-        before = table_property(session, path, _STATS_COLUMNS) if self.exists else stats_columns
-        table = f"delta.{quoted(path)}"
+        there = self.checked.state(session, path)
+        before = stats_columns if there is None else there.properties.get(_STATS_COLUMNS)
         if before not in {None, stats_columns}:
-            session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{_STATS_COLUMNS}')")
+            run(session, unset_property(path, _STATS_COLUMNS))
         yield
         if before != stats_columns:
-            session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({_chosen(stats_columns)})")
+            run(session, set_properties(path, {_STATS_COLUMNS: stats_columns}))
 
     def apply(self, outcomes: Outcomes, signature: Signature) -> None:
         """Change the rows of these outcomes: one commit, which is skipped if it already exists."""
-        size = size_bytes(self.session, self.path)
+        size = self.checked.size_bytes(self.session, self.path)
         is_small = size is not None and size < self.policy.small_bytes
         is_mostly_changed = size is not None and outcomes.nbytes * self.policy.changed_share > size
         if (is_small or is_mostly_changed) and not self.soft_deletes:
@@ -219,34 +226,28 @@ class MirrorTable:
         return self.accelerator.merge(self.session, self.path, self.app_id, above, self.policy)
 
     def _merge(self, outcomes: Outcomes, signature: Signature) -> None:
-        columns, unsent = outcomes.columns, outcomes.unsent
-        same = same_key(outcomes.key, "t", "s")
-        merge = (
-            self.for_change()
-            .alias("t")
-            .merge(
-                outcomes.rows.alias("s"), same if outcomes.near is None else same & outcomes.near
-            )
-        )
-        is_later, is_deleted = later("s", "t"), col(DELETED, "s")
+        columns = outcomes.columns
+        new = {name: named(name, "s") for name in _names(columns)}
+        unsent = {name: f"_cdc_keeps{n}" for n, name in enumerate(outcomes.unsent) if name in new}
+        rows = outcomes.rows.withColumns({mark: _is_kept(name) for name, mark in unsent.items()})
+        clauses = []
+        is_later = later("s", "t")
         if self.soft_deletes:
-            marked = {n: col(n, "s") for n in POSITION} | {DELETED_AT: col("_cdc_ts", "s")}
-            merge = merge.whenMatchedUpdate(is_later & is_deleted, _quoted(marked))
+            marked = {n: named(n, "s") for n in POSITION} | {DELETED_AT: "s._cdc_ts"}
+            clauses.append(update_matched(marked, f"{is_later} AND s.{DELETED}"))
+            new[DELETED_AT] = "NULL"
         else:
-            merge = merge.whenMatchedDelete(is_later & is_deleted)
-        new = {name: col(name, "s") for name in _names(columns)}
-        if self.soft_deletes:
-            new[DELETED_AT] = f.lit(None).cast("timestamp")
+            clauses.append(delete_matched(f"{is_later} AND s.{DELETED}"))
         # A column that the source dropped, or replaced by another, has no value any more.
-        past = set(self.columns()) - new.keys()
-        dropped = {name: f.lit(None) for name in past}
-        changed = new | dropped | {name: _unless_kept(name) for name in unsent if name in new}
-        if unsent:
-            changed[RAW] = _kept_texts()
+        changed = new | dict.fromkeys(set(self.columns()) - new.keys(), "NULL")
+        for name, mark in unsent.items():
+            changed[name] = f"CASE WHEN s.{mark} THEN {named(name, 't')} ELSE {new[name]} END"
+        if outcomes.unsent:
+            changed[RAW] = _KEPT_TEXTS
+        clauses += [update_matched(changed, is_later), insert_unmatched(new, f"NOT s.{DELETED}")]
+        same = same_key(outcomes.key, "t", "s")
         with signed(self.session, signature, self.app_id):
-            merge.whenMatchedUpdate(is_later, _quoted(changed)).whenNotMatchedInsert(
-                ~is_deleted, _quoted(new)
-            ).execute()
+            self.merge(rows, f"{same} AND {outcomes.near}", clauses)
 
     def _rewrite(self, outcomes: Outcomes, signature: Signature, *, is_small: bool) -> None:
         """Do the same as `_merge` by one join and a plain write of all rows; no soft deletes.
@@ -258,14 +259,14 @@ class MirrorTable:
         """
         old, unsent = self.rows(), outcomes.unsent
         same = same_key(outcomes.key, "t", "s")
-        both = old.alias("t").join(outcomes.rows.alias("s"), same, "full_outer")
+        both = old.alias("t").join(outcomes.rows.alias("s"), f.expr(same), "full_outer")
         is_there, is_new = col("_cdc_lsn", "t").isNotNull(), col("_cdc_lsn", "s").isNotNull()
-        wins = is_new & (~is_there | later("s", "t"))
+        wins = is_new & (~is_there | f.expr(later("s", "t")))
         names = set(_names(outcomes.columns))
         values = {name: col(name, "s") if name in names else f.lit(None) for name in old.columns}
         values |= {name: _unless_kept(name) for name in unsent if name in names}
         if unsent:
-            values[RAW] = _kept_texts()
+            values[RAW] = f.expr(_KEPT_TEXTS)
         rows = both.where(~(wins & f.coalesce(col(DELETED, "s"), f.lit(False)))).select(  # noqa: FBT003
             *[
                 f.when(wins, values[field.name].cast(field.dataType))
@@ -298,60 +299,51 @@ class MirrorTable:
                 self._fill(filled)
 
     def _add(self, columns: Sequence[LakeColumn]) -> None:
-        table = f"delta.{quoted(self.path)}"
-        properties = []
+        properties = {}
         if needs_column_mapping([c.name for c in columns]):
-            properties.append("'delta.columnMapping.mode' = 'name'")
+            properties["delta.columnMapping.mode"] = "name"
         if any("timestamp_ntz" in c.delta_type for c in columns):
-            properties.append("'delta.feature.timestampNtz' = 'supported'")
+            properties["delta.feature.timestampNtz"] = "supported"
         if properties:
-            self.session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(properties)})")
-        added = ", ".join(f"{quoted(c.name)} {c.delta_type}" for c in columns)
-        self.session.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
+            run(self.session, set_properties(self.path, properties))
+        run(self.session, add_columns(self.path, {c.name: c.delta_type for c in columns}))
 
     def _fill(self, columns: Sequence[LakeColumn]) -> None:
         for column in columns:
             value, text = missing_value(column)
             values = {column.name: value, RAW: with_text(column, text)}
-            self.for_change().update(
-                (col("_cdc_lsn") < column.since_lsn) & lacks(column, value, text), _quoted(values)
-            )
+            where = f"_cdc_lsn < {column.since_lsn} AND {lacks(column, value, text)}"
+            self.checked.ensure(self.session, self.path)
+            run(self.session, update(self.path, values, where))
 
 
 def _names(columns: Sequence[LakeColumn]) -> list[str]:
     return [*(c.name for c in columns), RAW, *POSITION]
 
 
-def _quoted(values: dict[str, Column]) -> dict[str, str | Column]:
-    return {quoted(name): value for name, value in values.items()}
+_KEPT = f"coalesce(s.{KEPT}, CAST(array() AS array<string>))"
+_NO_TEXTS = f"CAST(map() AS {RAW_TYPE})"
+_ALL_TEXTS = (
+    f"map_concat(coalesce(s.{RAW}, {_NO_TEXTS}), map_filter(coalesce(t.{RAW}, {_NO_TEXTS}),"
+    f" (name, _text) -> array_contains({_KEPT}, name)))"
+)
+_KEPT_TEXTS = f"CASE WHEN size({_ALL_TEXTS}) > 0 THEN {_ALL_TEXTS} END"
+"""`_cdc_raw` of an outcome ("s"), with the texts of the mirror's row ("t") that it keeps."""
 
 
-def _is_kept(name: Column | str) -> Column:
-    kept = f.coalesce(col(KEPT, "s"), f.array().cast("array<string>"))
+def _is_kept(name: str) -> Column:
+    kept = f.coalesce(col(KEPT), f.array().cast("array<string>"))
     return f.array_contains(kept, name)
 
 
 def _unless_kept(name: str) -> Column:
-    return f.when(_is_kept(name), col(name, "t")).otherwise(col(name, "s"))
-
-
-def _kept_texts() -> Column:
-    nothing = f.create_map().cast(RAW_TYPE)
-    own = f.coalesce(col(RAW, "s"), nothing)
-    kept = f.map_filter(f.coalesce(col(RAW, "t"), nothing), lambda name, _: _is_kept(name))
-    every = f.map_concat(own, kept)
-    return f.when(f.size(every) > 0, every)
-
-
-def _chosen(stats_columns: str) -> str:
-    """Return the property that lists these columns, as SQL."""
-    text = stats_columns.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{_STATS_COLUMNS}' = '{text}'"
+    kept = f.array_contains(f.expr(_KEPT), name)
+    return f.when(kept, col(name, "t")).otherwise(col(name, "s"))
 
 
 def _with_stats(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> str:
     """Return the columns with statistics: those by which files can be skipped."""
-    clustering = _clustering(columns, key)
+    clustering = [quoted(name) for name in _clustering(columns, key)]
     ranged = [quoted(c.name) for c in columns if c.delta_type in _RANGED]
     indexed = [*clustering, *ranged[: _INDEXED - len(clustering)], "_cdc_lsn"]
     return ",".join(dict.fromkeys(indexed))
@@ -359,5 +351,5 @@ def _with_stats(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> str
 
 def _clustering(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> list[str]:
     indexed = {c.name for c in columns[:_INDEXED]}
-    chosen = [quoted(k.name) for k in key if k.name in indexed and k.delta_type in _CLUSTERED]
+    chosen = [k.name for k in key if k.name in indexed and k.delta_type in _CLUSTERED]
     return chosen[:_MAX_CLUSTERING]

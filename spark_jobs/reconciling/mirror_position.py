@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from ingestd.config import Config
 from ingestd.model.errors import TransientError
 from ingestd.model.lsn import Lsn
-from spark_jobs.delta_log.checked_tables import CheckedTables
-from spark_jobs.delta_log.commits import commits_above
 from spark_jobs.lake.lake_state import lake_position
 from spark_jobs.lake.source_lake import SourceLake
 from spark_jobs.lake.targets import MIRRORS
@@ -64,10 +62,10 @@ class MirrorRow:
     schemas: dict[str, int] = field(default_factory=dict)
 
 
-def mirror_row(session: SparkSession, target: str, epoch: int) -> MirrorRow | None:
+def mirror_row(lake: SourceLake, target: str, epoch: int) -> MirrorRow | None:
     """Return the first row of `_mirror` at or above an epoch; None without one. Spark job."""
     try:
-        rows = CheckedTables().rows(session, f"{target}/{MIRRORS}")
+        rows = lake.checked.rows(lake.session, f"{target}/{MIRRORS}")
     except AnalysisException:
         return None
     found = rows.where(f.col("epoch") >= epoch).orderBy("epoch").limit(1).collect()
@@ -86,16 +84,16 @@ class MirrorVersion:
     epoch: int
 
 
-def newest_version(session: SparkSession, path: str, recorded: int, epoch: int) -> MirrorVersion:
+def newest_version(lake: SourceLake, path: str, recorded: int, epoch: int) -> MirrorVersion:
     """Return a mirror's newest version. `recorded`: that of `_mirror` at `epoch`. Spark job."""
-    commits = commits_above(session, path, recorded)
+    commits = lake.checked.commits_above(lake.session, path, recorded).newer
     epochs = [c.signature.epoch for c in commits if c.signature is not None]
     return MirrorVersion(max([recorded, *(c.version for c in commits)]), max([epoch, *epochs]))
 
 
-def mirror_rows(session: SparkSession, path: str, version: int) -> DataFrame:
+def mirror_rows(lake: SourceLake, path: str, version: int) -> DataFrame:
     """Return the rows of a mirror at a version, without soft-deleted ones."""
-    rows = CheckedTables().rows(session, path, version)
+    rows = lake.checked.rows(lake.session, path, version)
     if DELETED_AT in rows.columns:
         rows = rows.where(f"{DELETED_AT} IS NULL")
     return rows
@@ -151,7 +149,5 @@ def await_mirror(
             f" --source {source} --target {target} --once",
         )
 
-    row = _await_found(
-        lambda: mirror_row(lake.session, target, around.through), deadline, mirror_late
-    )
+    row = _await_found(lambda: mirror_row(lake, target, around.through), deadline, mirror_late)
     return around, row

@@ -165,8 +165,8 @@ class TableComparison:
             return None, hashed(rows, comparison)
         path = table_path(self._settings.target, str(table.id))
         try:
-            found = newest_version(self._session, path, recorded, self._row.epoch)
-            rows = mirror_rows(self._session, path, found.version)
+            found = newest_version(self._lake, path, recorded, self._row.epoch)
+            rows = mirror_rows(self._lake, path, found.version)
         except AnalysisException as error:
             raise TableError(
                 table.id,

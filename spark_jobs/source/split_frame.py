@@ -1,22 +1,23 @@
 """A table's rows in a snapshot held by the driver, as a DataFrame; executors read its splits.
 
 Each table is a separate Python data source, because Spark Connect has no RDDs and its Arrow
-functions need pandas. The splits, with the DSN and the keys of masks, are in the pickled class: no
-option, plan or message contains them.
+functions need pandas. Spark 3.5 has no such sources, so there it is an Arrow function. The splits,
+with the DSN and the keys of masks, are in what Spark pickles: no option, plan or message contains
+them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pydantic import BaseModel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ingestd.app.connectors import FACTORIES
@@ -34,6 +35,7 @@ from spark_jobs.source.schema import as_spark_takes, spark_schema
 from spark_jobs.source.split_batches import batches_of
 from spark_jobs.source.table import READER_BYTES
 
+_HAS_SOURCES = importlib.util.find_spec("pyspark.sql.datasource") is not None
 _MARK = "ingestd-fault:"
 _FAULT = re.compile(re.escape(_MARK) + r"(\{.*?\})(?:$|\n|\\n)", re.MULTILINE)
 
@@ -77,9 +79,26 @@ def snapshot_frame(session: SparkSession, rows: SnapshotRows) -> DataFrame:
 
     Errors in tasks come as Spark's own: `task_fault` returns the original error.
     """
+    return _by_source(session, rows) if _HAS_SOURCES else _by_function(session, rows)
+
+
+def _by_source(session: SparkSession, rows: SnapshotRows) -> DataFrame:
+    from pyspark.sql.datasource import (  # noqa: PLC0415 - from Spark 4.0 on
+        DataSource,
+        DataSourceReader,
+        InputPartition,
+    )
+
     name = f"ingestd_snapshot_{rows.table.oid}"
 
-    class SnapshotSource(DataSource):  # pickled by value, `rows` with it
+    class SplitReader(DataSourceReader):  # pickled by value, `rows` with it
+        def partitions(self) -> Sequence[InputPartition]:
+            return [InputPartition(number) for number in range(len(rows.splits))]
+
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            yield from read_split(rows, partition.value)
+
+    class SnapshotSource(DataSource):
         @classmethod
         def name(cls) -> str:
             return name
@@ -88,49 +107,40 @@ def snapshot_frame(session: SparkSession, rows: SnapshotRows) -> DataFrame:
             return rows.schema
 
         def reader(self, schema: StructType) -> DataSourceReader:
-            return SplitReader(rows, schema)
+            del schema
+            return SplitReader()
 
     session.dataSource.register(SnapshotSource)
     frame: DataFrame = session.read.format(name).load()
     return frame
 
 
-@dataclass(frozen=True, slots=True)
-class SplitNumber(InputPartition):
-    """The number of a task's split."""
+def _by_function(session: SparkSession, rows: SnapshotRows) -> DataFrame:
+    """Do the same on Spark 3.5, which needs pandas: a task has one row, its split's number."""
 
-    number: int
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_split(rows, number)
+
+    count = len(rows.splits)
+    return session.range(0, count, 1, max(count, 1)).mapInArrow(read, rows.schema)
 
 
-class SplitReader(DataSourceReader):
-    """Reads splits by COPY, and passes Arrow batches through."""
-
-    def __init__(self, rows: SnapshotRows, schema: StructType) -> None:
-        self._rows = rows
-        self._schema = schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition per split."""
-        return [SplitNumber(number) for number in range(len(self._rows.splits))]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the split's rows. Raises TaskFaultError."""
-        assert isinstance(partition, SplitNumber)
-        rows = self._rows
-        connector = FACTORIES[rows.kind].create(
-            rows.source, rows.settings, memory_bytes=READER_BYTES
-        )
-        split = replace(rows.splits[partition.number], table=rows.table)
-        target = arrow_schema(self._schema)
-        try:
-            with contextlib.closing(
-                batches_of(lambda: iter([connector.page_source(split, rows.columns)]))
-            ) as batches:
-                for batch in batches:
-                    if batch.num_rows:
-                        yield as_spark_takes(batch, target)
-        except IngestdError as error:
-            raise TaskFaultError(error) from error
+def read_split(rows: SnapshotRows, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a split by COPY, in Arrow batches. Raises TaskFaultError."""
+    connector = FACTORIES[rows.kind].create(rows.source, rows.settings, memory_bytes=READER_BYTES)
+    split = replace(rows.splits[number], table=rows.table)
+    target = arrow_schema(rows.schema)
+    try:
+        with contextlib.closing(
+            batches_of(lambda: iter([connector.page_source(split, rows.columns)]))
+        ) as batches:
+            for batch in batches:
+                if batch.num_rows:
+                    yield as_spark_takes(batch, target)
+    except IngestdError as error:
+        raise TaskFaultError(error) from error
 
 
 class TaskFaultError(Exception):

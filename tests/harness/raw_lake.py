@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +30,12 @@ class RawLake:
         self.lsn = 100
         self.epoch = 0
         self._events = 0
+
+    def copied_to(self, uri: Path) -> RawLake:
+        """Return a copy, which continues at this one's position."""
+        made = copy.copy(self)
+        made.uri = shutil.copytree(self.uri, uri)
+        return made
 
     def next_lsn(self) -> int:
         self.lsn += 10

@@ -52,7 +52,9 @@ def role(database: Database) -> Iterator[str]:
     database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
-@pytest.mark.parametrize("kind", ["wal", "wal in chunks", "polling"])
+@pytest.mark.parametrize(
+    "kind", ["wal", pytest.param("wal in chunks", marks=pytest.mark.thorough), "polling"]
+)
 def test_reading_the_captured_columns_suffices(
     database: Database, role: str, make_daemon: MakeDaemon, lake: Path, kind: str
 ) -> None:

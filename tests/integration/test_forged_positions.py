@@ -81,7 +81,9 @@ def forge(folder: Path, forged: ForgedCommit) -> None:
     commit.write_text("".join(f"{json.dumps({k: a})}\n" for k, a in by_kind.items()))
 
 
-@pytest.mark.parametrize("config", [wal_config, polling_config])
+@pytest.mark.parametrize(
+    "config", [wal_config, pytest.param(polling_config, marks=pytest.mark.thorough)]
+)
 def test_a_forged_position_stops_its_table_alone(
     database: Database, lake: Path, make_daemon: MakeDaemon, config: Callable[..., str]
 ) -> None:

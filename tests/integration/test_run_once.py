@@ -100,7 +100,7 @@ def found_notes(lake: Path) -> list[str]:
     return [str(note) for note in table["note"].to_pylist()]
 
 
-@KINDS
+@pytest.mark.parametrize("kind", ["wal", pytest.param("polling", marks=pytest.mark.thorough)])
 def test_a_stopped_table_shows_in_the_exit_code(
     rows: Database, lake: Path, make_daemon: MakeDaemon, kind: str
 ) -> None:

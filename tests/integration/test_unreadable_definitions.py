@@ -31,8 +31,15 @@ def settings_of(database: Database) -> WalSettings:
     return WalSettings.model_validate({**keys, "tables": ["public.*"]})
 
 
-@pytest.mark.parametrize("kind", ["wal", "polling"])
-@pytest.mark.parametrize("when", ["at a start", "while it runs"])
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        ("wal", "while it runs"),
+        ("polling", "at a start"),
+        pytest.param("wal", "at a start", marks=pytest.mark.thorough),
+        pytest.param("polling", "while it runs", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_missing_value_without_text_stops_its_table(
     database: Database, lake: Path, make_daemon: MakeDaemon, kind: str, when: str
 ) -> None:

@@ -192,6 +192,8 @@ def test_i6_a_killed_executor_costs_its_split(
     assert_change_log_is_sound(database, lake)
 
 
+@pytest.mark.spark_matrix
+@pytest.mark.spark_few
 def test_table_that_can_not_be_read_does_not_keep_others_from_it(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:

@@ -17,6 +17,7 @@ from ingestd.model.errors import OperatorError
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.testing.embedded.daemon import module_environment
 from spark_jobs import history, mirror
+from spark_jobs.catalog.entries import CatalogSchema
 from spark_jobs.catalog.schema_name import SchemaName
 from spark_jobs.catalog.table_names import TableNames
 from spark_jobs.cli.arguments import EXIT_DONE, EXIT_OPERATOR, EXIT_TRANSIENT
@@ -209,13 +210,17 @@ def test_without_its_catalog_a_mirror_moves_all_the_same(
     assert named.keys("orders") == named.keys("sales__orders") == [1]
 
 
-def test_a_fault_of_the_catalog_does_not_delay_the_next_batch(
-    named: Named, unreachable: str, monkeypatch: pytest.MonkeyPatch
+def test_a_catalog_that_fails_is_not_asked_for_each_table(
+    spark: SparkSession, unreachable: str
 ) -> None:
-    asked = []
-    monkeypatch.setattr(TableNames, "_failed", lambda _, fault: asked.append(fault))
-    assert named.run(catalog=unreachable) == EXIT_DONE  # its fault was taken away
-    assert len(asked) == 1
+    names = TableNames(CatalogSchema(spark, SchemaName.parse(unreachable)), "shop", "mirror")
+    names.open()
+    fault = names.fault
+    assert fault is not None
+    names.ensure_free("public.orders", "/nowhere")
+    names.put_log("_mirror", "/nowhere")
+    names.remove("public.orders", "/nowhere")
+    assert names.fault is fault  # the first attempt's
 
 
 @pytest.mark.parametrize("name", ["nowhere.shop", "`a b`.shop"])

@@ -11,7 +11,9 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 
 from spark_jobs.accelerator.by_driver import DriverAccelerator, accelerator_of
+from spark_jobs.accelerator.jvm import java_class
 from spark_jobs.accelerator.row_files import RowFiles
+from spark_jobs.delta_log.acceleration import SparkAlone
 from spark_jobs.engine.cuts import CutLog, EpochCut, find_cut
 from spark_jobs.epochs import latest
 from spark_jobs.lake.source_lake import SourceLake
@@ -31,7 +33,7 @@ def log(spark: SparkSession, tmp_path: Path) -> CutLog:
     lake = SourceLake(spark, str(tmp_path / "lake"), "shop")
     spark.range(1).write.format("delta").save(lake.epochs_path)
     made = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror", accelerator_of(spark))
-    assert made.open(lake)[1]
+    assert made.open(lake, lake.require().table_id)
     return made
 
 
@@ -60,7 +62,7 @@ def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: Spar
     assert not spark.sparkContext.statusTracker().getJobIdsForGroup("cuts")
     assert replace(newest, last_commit_ts=AT) == cut(2)
     assert operations(log, spark)[1:] == ["STREAMING UPDATE"] * 2
-    found = [find_cut(spark, log.path, epoch) for epoch in (1, 2)]
+    found = [find_cut(spark, log.path, SparkAlone(), epoch) for epoch in (1, 2)]
     assert [c and replace(c, last_commit_ts=AT) for c in found] == [cut(1), cut(2)]
     [row, _] = spark.read.format("delta").load(log.path).orderBy("epoch").collect()
     assert row["last_commit_ts"].astimezone(UTC) == AT
@@ -84,7 +86,7 @@ def test_the_newest_cut_is_replaced_without_a_spark_job(log: CutLog, spark: Spar
     assert [(row["epoch"], row["end_lsn"]) for row in rows] == [(1, 100), (2, 9), (3, 300)]
     log.append_cut(replace(cut(3), end_lsn=5), replace=True)  # another run has moved on: by Spark
     assert operations(log, spark)[-1] == "WRITE"
-    found = find_cut(spark, log.path)
+    found = find_cut(spark, log.path, SparkAlone())
     assert found is not None
     assert found.end_lsn == 5
 
@@ -136,6 +138,32 @@ def test_a_cut_whose_commit_fails_is_added_once_by_spark(
     assert epochs(failing, spark) == [1, 2]
 
 
+@pytest.mark.parametrize("place", ["_put", "_added"])
+def test_an_unknown_delta_adds_no_cut_and_is_asked_once(
+    log: CutLog, spark: SparkSession, place: str
+) -> None:
+    asked: list[str] = []
+
+    class UnknownFiles(RowFiles):
+        def __getattribute__(self, name: str) -> Any:
+            if name != place:
+                return super().__getattribute__(name)
+            asked.append(name)
+            return java_class(self.session, "org.apache.spark.sql.delta.NoSuchClass").apply()
+
+    log.append_cut(cut(1), replace=False)
+    accelerator = DriverAccelerator(row_type=UnknownFiles)
+    unknown = CutLog(spark, log.path, "mirror", accelerator)
+    assert unknown.last() is not None
+    for epoch in (2, 3):
+        unknown.append_cut(cut(epoch), replace=False)
+    unknown.append_cut(replace(cut(3), end_lsn=7), replace=True)
+    assert asked == [place]
+    assert accelerator.switch.is_off
+    assert operations(log, spark)[-3:] == ["WRITE"] * 3
+    assert epochs(log, spark) == [1, 2, 3]
+
+
 @pytest.mark.thorough
 def test_a_log_whose_files_have_other_names_is_read_by_spark(
     spark: SparkSession, tmp_path: Path
@@ -146,7 +174,7 @@ def test_a_log_whose_files_have_other_names_is_read_by_spark(
     mapped = CutLog(spark, str(tmp_path / "target" / "_mirror"), "mirror", accelerator_of(spark))
     spark.conf.set(default, "name")
     try:
-        mapped.open(lake)
+        mapped.open(lake, lake.require().table_id)
     finally:
         spark.conf.unset(default)
     for epoch in (1, 2):

@@ -19,9 +19,12 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from spark_jobs.epochs import latest
 from spark_jobs.lake.targets import MIRRORS, table_path
 from spark_jobs.pairs import NEWEST
+from tests.harness.clusters import ORDERS
 from tests.harness.plain_mirror import MIRROR
+from tests.harness.raw_lake import RawLake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -200,6 +203,22 @@ def test_notebook_draws_the_freshness_of_a_mirror(
     assert picture.count("<circle") == 3
     assert "worst 8.0 s" in picture
     assert shown["tables"] == {"public.orders": 2}
+
+
+def test_fabric_notebook_runs_in_the_notebooks_session(spark: SparkSession, tmp_path: Path) -> None:
+    """The lake is a folder; Fabric's own storage and session can't be had here."""
+    raw = RawLake(tmp_path / "raw")
+    at = {"_cdc_op": "c", "_cdc_lsn": raw.next_lsn(), "_cdc_seq": 1}
+    raw.commit({ORDERS: [{**at, "id": 7, "note": "seven"}]})
+    raw.record("live", ORDERS)
+    text = (DEPLOY / "fabric_notebook.py").read_text(encoding="utf-8")
+    changed, count = re.subn(r'LAKE = ".*"', f'LAKE = "{tmp_path}"', text)
+    assert count == 1
+    exec(compile(changed, "fabric_notebook.py", "exec"), {})
+    [row] = latest(spark, str(tmp_path / "mirror"))["public.orders"].collect()
+    assert (row["id"], row["note"]) == (7, "seven")
+    [version] = spark.read.format("delta").load(f"{tmp_path}/history/public/orders").collect()
+    assert (version["id"], version["is_current"]) == (7, True)
 
 
 def read_notebook() -> dict[str, Any]:

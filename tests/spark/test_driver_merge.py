@@ -21,12 +21,12 @@ from ingestd.model.errors import ConfigError
 from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
 from spark_jobs.accelerator import driver_files
 from spark_jobs.accelerator.by_driver import VARIABLE, DriverAccelerator, accelerator_of
+from spark_jobs.accelerator.class_log import snapshot_of
 from spark_jobs.accelerator.driver_merge import DriverMerge
 from spark_jobs.accelerator.file_cache import MirrorFiles
+from spark_jobs.accelerator.jvm import java_class
 from spark_jobs.accelerator.switch import Switch
 from spark_jobs.delta_log.acceleration import SparkAlone
-from spark_jobs.delta_log.commits import snapshot_of
-from spark_jobs.delta_log.jvm import java_class
 from spark_jobs.epochs import latest
 from spark_jobs.mirror import main
 from spark_jobs.mirrors.job import MirrorJob

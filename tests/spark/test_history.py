@@ -153,6 +153,7 @@ def session(spark: SparkSession) -> SparkSession:
     return made
 
 
+@pytest.mark.spark_few
 @pytest.mark.parametrize("moves", [(5, 11), pytest.param((5, 10, 11), marks=pytest.mark.thorough)])
 async def test_a_keyed_history_is_that_of_its_changes(
     session: SparkSession, lake: Path, tmp_path: Path, moves: tuple[int, ...]

@@ -100,7 +100,6 @@ def test_a_history_at_a_time_is_the_source_as_it_was(
         main(arguments, after_commit=kill)
     assert killed
     assert main(arguments) == 0
-    assert (target / "_history_checkpoint").is_dir()
     last = len(source.points) - 1
     for number in (loaded, loaded + 20, last):
         notes, at = source.points[number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,14 @@ from deltalake import write_deltalake
 
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.model.errors import FolderError
+from spark_jobs.accelerator.class_log import log_entries
+from spark_jobs.accelerator.class_tables import ClassTables
 from spark_jobs.accelerator.driver_files import deleted_rows
-from spark_jobs.delta_log.checked_tables import CheckedTables, name_within
-from spark_jobs.delta_log.commits import Signature, log_entries
+from spark_jobs.delta_log.commits import Signature
+from spark_jobs.delta_log.sql_tables import SqlTables, name_within
 from spark_jobs.delta_log.table_files import vector_files_of
-from spark_jobs.engine.epoch_query import EpochQuery
+from spark_jobs.delta_log.tables import DeltaTables
+from spark_jobs.engine.epoch_poll import EpochPoll
 from spark_jobs.epochs import latest
 from spark_jobs.history import as_of_lsn
 from spark_jobs.history import main as history_main
@@ -29,8 +32,6 @@ from tests.harness.hostile_folder import deep_parquet, plant_checkpoint
 from tests.spark.test_mirror import Mirror, change, mirror, raw, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
 
     from ingestd.model.schema import Table
@@ -117,6 +118,10 @@ def add_poison(folder: Path, out: Path, kind: str) -> None:
     commit.with_name(f"{version + 1:020}.json").write_text(text)
 
 
+Asking = Callable[[], DeltaTables]
+EACH_WAY = pytest.mark.parametrize("ask", [ClassTables, SqlTables])
+
+
 @pytest.fixture
 def plain(lake: Path) -> Path:
     """A table of three files."""
@@ -129,27 +134,29 @@ def plain(lake: Path) -> Path:
 @pytest.mark.parametrize(
     "kind", [kind if kind in {"up", "link"} else thorough(kind) for kind in KINDS]
 )
+@EACH_WAY
 @pytest.mark.parametrize("place", ["commit", thorough("checkpoint"), thorough("older version")])
 def test_a_file_elsewhere_is_not_read(
-    spark: SparkSession, plain: Path, tmp_path: Path, kind: str, place: str
+    spark: SparkSession, plain: Path, tmp_path: Path, *, kind: str, place: str, ask: Asking
 ) -> None:
     poison(plain, tmp_path / "out", kind)
     if place == "checkpoint":
         keep_in_checkpoint(plain)
     version = 2 if place == "older version" else None
-    tables = CheckedTables()
-    for read in (tables.rows, tables.rows, CheckedTables().rows):
+    tables = ask()
+    for read in (tables.rows, tables.rows, ask().rows):
         with pytest.raises(FolderError, match=f"lake table {plain}, version 2: its log names"):
             read(spark, str(plain), version)
     with pytest.raises(FolderError, match="its log names"):
-        tables.for_change(spark, str(plain))
+        tables.ensure(spark, str(plain))
     assert sorted(row["id"] for row in tables.rows(spark, str(plain), 1).collect()) == [0, 1]
 
 
+@EACH_WAY
 def test_rows_are_of_the_snapshot_that_was_judged(
-    spark: SparkSession, plain: Path, tmp_path: Path
+    spark: SparkSession, plain: Path, tmp_path: Path, ask: Asking
 ) -> None:
-    tables = CheckedTables()
+    tables = ask()
     rows = tables.rows(spark, str(plain))
     write_deltalake(str(plain), pa.table({"id": pa.array([CANARY], pa.int64())}), mode="append")
     poison(plain, tmp_path / "out", "up")
@@ -158,10 +165,11 @@ def test_rows_are_of_the_snapshot_that_was_judged(
         tables.rows(spark, str(plain))
 
 
+@EACH_WAY
 def test_a_checkpoint_put_below_what_was_judged_is_judged_too(
-    spark: SparkSession, plain: Path, tmp_path: Path
+    spark: SparkSession, plain: Path, tmp_path: Path, ask: Asking
 ) -> None:
-    tables = CheckedTables()
+    tables = ask()
     assert tables.rows(spark, str(plain)).count() == 3
     poison(plain, tmp_path / "out", "up")
     keep_in_checkpoint(plain)
@@ -179,7 +187,7 @@ def test_a_deletion_vector_elsewhere_is_not_read(
     rows = spark.range(0, 1000, numPartitions=1).write.format("delta")
     rows.option("delta.enableDeletionVectors", "true").save(str(folder))
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 3")
-    tables = CheckedTables()
+    tables = ClassTables()
     assert tables.rows(spark, str(folder)).count() == 999
     commit = newest_commit(folder)
     found = entries(commit)
@@ -202,7 +210,7 @@ def test_a_deletion_vector_elsewhere_is_not_read(
         deleted_rows(spark, str(folder), add)
 
 
-def test_the_stream_of_epochs_reads_no_file_elsewhere(
+def test_a_look_for_epochs_reads_no_file_elsewhere(
     spark: SparkSession, raw: RawLake, tmp_path: Path
 ) -> None:
     a = table("a")
@@ -210,11 +218,8 @@ def test_the_stream_of_epochs_reads_no_file_elsewhere(
         insert(raw, {"a": a}, 1)
     lake = SourceLake(spark, str(raw.uri), "shop")
     poison(Path(lake.epochs_path), tmp_path / "out", "up")
-    taken: list[object] = []
-    query = EpochQuery(lake, "epochs", str(tmp_path / "checkpoint"), taken.append)
-    with pytest.raises(FolderError, match="_epochs: its log names"):
-        query.run(once=True, interval_s=1, stop=threading.Event())
-    assert not taken
+    with pytest.raises(FolderError, match=r"_epochs.* its log names"):
+        EpochPoll(lake, lake.require().table_id).look(None)
     with pytest.raises(FolderError, match=r"_epochs.* its log names"):
         lake.epochs()
 

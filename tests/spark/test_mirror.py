@@ -174,6 +174,7 @@ WAYS = (
 """How a batch is brought into the mirror."""
 
 
+@pytest.mark.spark_few
 @pytest.mark.parametrize(
     ("seed", "batches"),
     [

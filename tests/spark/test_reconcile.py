@@ -134,6 +134,8 @@ CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   END IF; RETURN NULL; END $$"""
 
 
+@pytest.mark.spark_matrix
+@pytest.mark.spark_few
 def test_equal_under_writers_then_all_that_is_altered_is_named(
     workload_database: Database,
     make_shop: Any,

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ingestd.model.errors import OperatorError
 from spark_jobs.pairs import PAIRS, Pair, ensure_pair
-from spark_jobs.session import PARQUET_SETTINGS, cached_jars
+from spark_jobs.session import PARQUET_SETTINGS, cached_jars, job_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,19 @@ def test_session_is_local_and_in_utc(spark: SparkSession) -> None:
     assert spark.conf.get("spark.ui.enabled") == "false"
     [row] = spark.sql("SELECT string(timestamp '2026-01-02T03:04:05Z') AS at").collect()
     assert row.at == "2026-01-02 03:04:05"
+
+
+def test_the_session_that_runs_is_taken_as_it_is(spark: SparkSession) -> None:
+    before = settings_of(spark)
+    with ThreadPoolExecutor(1) as threads:  # another thread has no session of its own
+        taken = threads.submit(job_session, "ingestd test", needs_driver=True).result()
+    assert settings_of(taken) == settings_of(spark) == before
+    assert taken.sparkContext is spark.sparkContext
+    assert [row.id for row in taken.range(1).collect()] == [0]
+
+
+def settings_of(session: SparkSession) -> dict[str, str]:
+    return {row["key"]: row["value"] for row in session.sql("SET").collect()}
 
 
 def test_dates_in_files_are_of_one_calendar(spark: SparkSession) -> None:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 pytestmark = READS_CODE
 
 READ_OTHERWISE = {
-    "delta_log/checked_tables.py": "it is the way",
-    "engine/epoch_query.py": "a stream, whose rows say which file they are of",
+    "accelerator/class_tables.py": "they are the way",
+    "delta_log/checked_tables.py": "names of columns, from the log",
+    "delta_log/sql_tables.py": "they are the way",
     "source/split_frame.py": "rows of the source, by a data source of its own",
 }
 
@@ -43,25 +44,26 @@ def test_delta_tables_are_read_one_way() -> None:
     assert reading.keys() == READ_OTHERWISE.keys(), reading
 
 
-IN_JAVA = {
-    "_jdf",
-    "_jsparkSession",
-    "_jvm",
-    "java_class",
-}
+IN_JAVA = {"_jdf", "_jsparkSession", "_jvm", "_sc", "_gateway", "java_class"}
+NOT_PUBLIC = ("py4j", "delta")
+"""Packages that a client of Spark Connect lacks, or where they fail."""
 ASK_JAVA = {
-    "delta_log/checked_tables.py",
-    "delta_log/commits.py",
-    "delta_log/jvm.py",
-    "delta_log/table_files.py",
+    "session.py": "settings of a JVM's log, and the version of its Delta",
+    "delta_log/faults.py": "the class of py4j's errors, if there is one",
+}
+"""Besides the accelerator."""
+CHOOSE = {
+    "cli/table_job.py",
+    "epochs.py",
+    "histories/views.py",
+    "reconciling/run.py",
     "session.py",
 }
-"""Besides the accelerator; the list only shrinks."""
-CHOOSE = {"cli/table_job.py", "epochs.py", "reconciling/run.py"}
 """Import the accelerator: all others know its port, `delta_log/acceleration.py`."""
 
 
-def test_classes_of_java_are_used_in_few_modules() -> None:
+def test_all_but_the_accelerator_is_public() -> None:
+    """Neither Delta's Python package, nor py4j, nor the JVM behind a session."""
     asking, choosing = set(), set()
     for path in modules("spark_jobs"):
         name = name_of(path).removeprefix("spark_jobs/")
@@ -74,21 +76,18 @@ def test_classes_of_java_are_used_in_few_modules() -> None:
             if isinstance(n, ast.Attribute | ast.Name)
         }
         texts = {n.value for n in found if isinstance(n, ast.Constant)}
-        if IN_JAVA & (names | texts):
+        imported = {n.module or "" for n in found if isinstance(n, ast.ImportFrom)}
+        imported |= {alias.name for n in found if isinstance(n, ast.Import) for alias in n.names}
+        if IN_JAVA & (names | texts) or {i.split(".")[0] for i in imported} & set(NOT_PUBLIC):
             asking.add(name)
-        if any(
-            (n.module or "").startswith("spark_jobs.accelerator")
-            for n in found
-            if isinstance(n, ast.ImportFrom)
-        ):
+        if any(i.startswith("spark_jobs.accelerator") for i in imported):
             choosing.add(name)
-    assert asking == ASK_JAVA
+    assert asking == ASK_JAVA.keys()
     assert choosing == CHOOSE
 
 
 EXCHANGE = {
     "lake/exchange.py": {"createDataFrame", "mapInArrow", "toArrow"},
-    "engine/cuts.py": {"createDataFrame"},  # without rows
     "reconciling/report.py": {"createDataFrame"},  # of Python's own values
     "reconciling/roll_forward.py": {"createDataFrame"},  # the same
 }

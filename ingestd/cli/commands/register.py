@@ -11,17 +11,17 @@ from ingestd.cli import completion
 from ingestd.cli.errors import EXIT_OPERATOR, load, reporting
 from ingestd.cli.options import ConfigFile, Debug
 
-Sources = Annotated[
+SourceNames = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[SOURCE]...",
+        metavar="SOURCE",
         help="Sources (default: all).",
         autocompletion=completion.sources,
     ),
 ]
 
 
-def register(sources: Sources = None, *, config: ConfigFile, debug: Debug = False) -> None:
+def register(sources: SourceNames = None, *, config: ConfigFile, debug: Debug = False) -> None:
     """Name the lake's tables in a catalog, Unity Catalog or AWS Glue.
 
     Raw tables, `_epochs`, `_tables` and reference tables get names in the catalog of [catalog]; a

@@ -33,6 +33,7 @@ def test_there_is_none_for_another_kind() -> None:
         FACTORIES["file"]
 
 
+@pytest.mark.slow
 def test_a_daemon_imports_what_it_needs_only() -> None:
     asked = "import sys, ingestd.app.daemon, ingestd.app.connectors as r; r.FACTORIES['wal']"
     asked += "; from ingestd.app.lakes import LAKES; from ingestd.config import LakeSettings"

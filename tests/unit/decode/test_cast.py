@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode import native
@@ -15,6 +15,7 @@ from ingestd.decode.pgoutput.tuples import TupleRange, walk_typed
 from ingestd.decode.values.cast import cast, raw_text
 from ingestd.decode.values.text_column import ByteBuffer, texts_of
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
+from tests.harness.examples import examples
 from tests.unit.decode.pgoutput import tuple_data
 from tests.unit.decode.plain import Refused, parse
 
@@ -118,7 +119,7 @@ def test_lossless_odd_values_among_good_ones_and_nulls(kind: pa.DataType) -> Non
     check([None, *ODD, None, *ODD[::-1]], kind)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.sampled_from(TYPES),
     st.lists(

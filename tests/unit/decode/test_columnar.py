@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.copy.columnar import AmbiguousMarkError, ColumnarDecoder
@@ -19,6 +19,7 @@ from ingestd.decode.values.calendar import date_text, timestamp_text
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Mask, Table, TableId
+from tests.harness.examples import examples
 from tests.unit.decode import pgoutput
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def expected_of(runs: Sequence[Sequence[Row]]) -> list[Row]:
 
 @pytest.mark.thorough
 @given(st.lists(row_lists, max_size=5), st.sampled_from([1, 2, 100]), st.sampled_from(Packing))
-@settings(max_examples=300)
+@examples(300)
 def test_lossless_whatever_the_values(runs: list[list[Row]], size: int, packing: Packing) -> None:
     messages = [packed(i * 64, rows, packing) for i, rows in enumerate(runs)]
     whole = [HEADER + messages[0], *messages[1:], TRAILER] if messages else [HEADER + TRAILER]
@@ -235,7 +236,7 @@ def test_a_broken_frame_is_refused(packing: Packing) -> None:
 
 @pytest.mark.thorough
 @given(st.data(), st.sampled_from(Packing), st.sampled_from([ROWS, ROWS[:1], ROWS[1:]]))
-@settings(max_examples=600)
+@examples(600)
 def test_garbage_gives_protocol_error_and_nothing_else(
     data: st.DataObject, packing: Packing, rows: list[Row]
 ) -> None:

@@ -7,7 +7,7 @@ import struct
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.copy.rows import CopyDecoder
@@ -15,6 +15,7 @@ from ingestd.decode.pgoutput.relation import parse_relation, table_of
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
+from tests.harness.examples import examples
 from tests.unit.decode import pgoutput
 
 TABLE = table_of(
@@ -91,7 +92,7 @@ def test_what_is_not_a_whole_copy_is_refused(messages: list[bytes]) -> None:
             decode(messages, size)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_damaged_bytes_give_protocol_error_and_nothing_else(data: st.DataObject) -> None:
     messages = [bytearray(m) for m in (HEADER, *ROWS, TRAILER)]

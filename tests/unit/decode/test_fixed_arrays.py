@@ -6,10 +6,11 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.copy.columnar import fixed_array
+from tests.harness.examples import examples
 
 KINDS = {"b": "|i1", "h": ">i2", "i": ">i4", "q": ">i8"}
 
@@ -36,7 +37,7 @@ def arrays(draw: st.DrawFn) -> tuple[str, list[int | None]]:
 
 @pytest.mark.thorough
 @given(arrays(), st.binary(max_size=3))
-@settings(max_examples=500)
+@examples(500)
 def test_lossless(case: tuple[str, list[int | None]], before: bytes) -> None:
     code, values = case
     content = array(code, values)
@@ -50,7 +51,7 @@ def test_lossless(case: tuple[str, list[int | None]], before: bytes) -> None:
 
 @pytest.mark.slow
 @given(arrays(), st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_damage_gives_value_error_and_nothing_else(
     case: tuple[str, list[int | None]], data: st.DataObject
 ) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import texts_of
 from ingestd.model.schema import TIMESTAMP
+from tests.harness.examples import examples
 from tests.unit.decode.plain import write_array, write_record
 from tests.unit.decode.test_cast import check
 
@@ -68,7 +69,7 @@ def test_lossless_odd_values_among_good_ones_and_nulls(kind: pa.DataType) -> Non
 
 
 @pytest.mark.thorough
-@settings(max_examples=1000)
+@examples(1000)
 @given(
     st.sampled_from(KINDS),
     st.lists(
@@ -91,7 +92,7 @@ def test_lossless_any_bytes(kind: pa.DataType, values: Texts) -> None:
 ELEMENTS = st.none() | st.text('ab"\\{}(),. \tnulNUL\xe4', max_size=6).map(str.encode)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.none() | st.lists(ELEMENTS, max_size=5), max_size=8))
 def test_lossless_every_array_of_text_the_server_writes_is_taken(
     arrays: list[list[bytes | None] | None],
@@ -105,7 +106,7 @@ def test_lossless_every_array_of_text_the_server_writes_is_taken(
     ]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.none() | st.lists(ELEMENTS, min_size=3, max_size=3), max_size=8))
 def test_lossless_every_composite_value_of_the_server_is_cast(
     records: list[list[bytes | None] | None],

@@ -6,11 +6,12 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import texts_of
+from tests.harness.examples import examples
 from tests.unit.decode.plain import Refused, parse, require
 
 NUMBERS = [
@@ -82,7 +83,7 @@ def test_lossless_chosen_decimal_takes_what_it_holds_exactly(kind: pa.Decimal128
     check_exact([None, *NUMBERS, None, *NUMBERS[::-1]], kind)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.sampled_from(DECIMALS),
     st.lists(

@@ -7,12 +7,13 @@ import struct
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.reordered_drain import ReorderedDrain
 from ingestd.model.errors import ProtocolError
+from tests.harness.examples import examples
 from tests.unit.decode import pgoutput
 from tests.unit.decode.streamed_server import Server
 from tests.unit.decode.test_stream_equals_plain import resolve
@@ -75,7 +76,7 @@ def read(messages: list[bytes], cuts: list[int]) -> list[bytes]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=150)
+@examples(150)
 @given(st.integers(0, 2**32), FIRST_XIDS, CUTS, st.integers(0, 400))
 def test_exactly_once_it_gives_what_a_spool_would_give(
     seed: int, first_xid: int, cuts: list[int], cut_off: int
@@ -204,7 +205,7 @@ def test_damaged_results_give_protocol_error(messages: list[bytes]) -> None:
         read(messages, [])
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.integers(0, 2**32), st.data())
 def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.DataObject) -> None:
     server = Server(random.Random(seed), 3)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.pgoutput.decoder import GROUPS, GroupPolicy, PgoutputDecoder
@@ -17,6 +17,7 @@ from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.model.changes import ChangeSet, change_schema
 from ingestd.model.errors import ProtocolError
 from ingestd.model.schema import Table, with_before
+from tests.harness.examples import examples
 from tests.unit.decode import pgoutput
 from tests.unit.decode.plain import Plain, write_array
 
@@ -241,7 +242,7 @@ STREAMS_DECODED = given(
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@examples(100)
 @STREAMS_DECODED
 def test_decoder_equals_plain_one(
     messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
@@ -250,7 +251,7 @@ def test_decoder_equals_plain_one(
 
 
 @pytest.mark.thorough
-@settings(max_examples=1000)
+@examples(1000)
 @STREAMS_DECODED
 def test_decoder_equals_plain_one_in_many_streams(
     messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
@@ -273,7 +274,7 @@ def assert_equals_plain_one(
 
 
 @pytest.mark.thorough
-@settings(max_examples=100)
+@examples(100)
 @given(streams(), CUTS, st.sampled_from([0, 60, 300]))
 def test_whole_transactions_end_change_sets_unless_open(
     messages: list[bytes], cuts: list[int], hold: int
@@ -300,7 +301,7 @@ def test_whole_transactions_end_change_sets_unless_open(
 
 
 @pytest.mark.thorough
-@settings(max_examples=300)
+@examples(300)
 @given(
     streams(),
     CUTS,
@@ -328,7 +329,7 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(
     _decodes_or_refuses(damaged, cuts, GroupPolicy(small_rows=small, sparse=sparse))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=8), CUTS)
 def test_garbage_gives_protocol_error_and_nothing_else(
     messages: list[bytes], cuts: list[int]

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
@@ -20,6 +20,7 @@ from ingestd.decode.pgoutput.streamed_transactions import (
     count_before,
 )
 from ingestd.model.errors import ProtocolError
+from tests.harness.examples import examples
 from tests.unit.decode import pgoutput
 from tests.unit.decode.plain import Reader, read_relation
 from tests.unit.decode.streamed_server import Server
@@ -101,7 +102,7 @@ def assert_as_committed(server: Server, messages: list[bytes]) -> None:
     assert sum(m[:1] == b"O" for m in messages) == len(replicated)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.integers(0, 2**32), FIRST_XIDS, CUTS)
 def test_whole_transactions_in_commit_order_with_definitions(
     seed: int, first_xid: int, cuts: list[int]
@@ -113,7 +114,7 @@ def test_whole_transactions_in_commit_order_with_definitions(
     assert spool.kept == {}
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(0, 2**32), CUTS)
 def test_decoder_takes_what_is_put_in_order(seed: int, cuts: list[int]) -> None:
     server = Server(random.Random(seed), 3)
@@ -216,7 +217,7 @@ def damaged(messages: list[bytes], data: st.DataObject) -> list[bytes]:
     return wire
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32), st.data())
 def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.DataObject) -> None:
     server = Server(random.Random(seed), 3)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ingestd.decode.values.utf8 import not_utf8
+from tests.harness.examples import examples
 
 SEQUENCES = [
     *(b"a", b"\xc2\x80", b"\xdf\xbf", b"\xe0\xa0\x80", b"\xef\xbf\xbf", b"\xf0\x90\x80\x80"),
@@ -27,7 +28,7 @@ def is_utf8(value: bytes) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=1000)
+@examples(1000)
 @given(
     st.lists(
         st.lists(st.sampled_from(SEQUENCES), max_size=4).map(b"".join) | st.binary(max_size=6),

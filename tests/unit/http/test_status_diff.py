@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.config.redaction import Redactor
@@ -18,6 +18,7 @@ from ingestd.model.lake_state import TableState
 from ingestd.model.lsn import Lsn
 from ingestd.observe.history import SourceHistories
 from ingestd.observe.status import DaemonStatus, SnapshotOutcome, SourceState, SourceStatus
+from tests.harness.examples import examples
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 REDACTED = RedactionCache(Redactor(["sesame"]))
@@ -129,7 +130,7 @@ CHANGES: list[Any] = [
 ]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.tuples(st.sampled_from(range(len(CHANGES))), st.booleans()), max_size=30))
 def test_all_updates_together_equal_a_new_readers_state(steps: list[tuple[int, bool]]) -> None:
     told = Told()

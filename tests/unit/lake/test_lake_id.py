@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.lake.lake_id import read_lake_id, require_lake_id, write_lake_id
@@ -16,6 +16,7 @@ from ingestd.lake.store.local_store import ID_FILE as NAME
 from ingestd.lake.store.object_store import ObjectStore
 from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import LakeLostError, OperatorError
+from tests.harness.examples import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,7 +129,7 @@ def test_keys_that_a_later_version_adds_are_passed_over(tmp_path: Path) -> None:
     assert read_lake_id(open_store(str(tmp_path), None)) == LAKE
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(content=st.binary(max_size=80))
 def test_only_an_operator_error_leaves_it(
     content: bytes, tmp_path_factory: pytest.TempPathFactory

@@ -215,6 +215,7 @@ class StoreOfParts(LocalStore):
         return sum(file.tell() % self.part_bytes for file in self.created if not file.closed)
 
 
+@pytest.mark.slow
 async def test_unsent_bytes_of_open_files_are_bounded_for_all_tables(tmp_path: Path) -> None:
     """Where files are sent in parts, as to a store: they are closed before each has one to send."""
     budget, store = 4 << 20, StoreOfParts(tmp_path, Fsync())

@@ -18,7 +18,12 @@ import structlog
 from ingestd.config import LogSettings
 from ingestd.config.redaction import Redactor
 from ingestd.model.lsn import Lsn
-from ingestd.observe.logs import LoopErrors, configure, take_what_is_uncaught
+from ingestd.observe.logs import (
+    LoopErrors,
+    configure,
+    configure_for_library,
+    take_what_is_uncaught,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,3 +212,27 @@ def test_connections_that_cannot_be_taken_do_not_fill_the_log(
     loop.close()
     told = [line["what"] for line in lines(stream)]
     assert told == [refused["message"], refused["message"], "another"]
+
+
+NAMES = "public.x\x1b[31m\x1b]0;title\x07", "b\rERROR", "c\u2028ERROR", "d\x85ERROR", "e\nERROR"
+"""Names that the owner of a captured table may choose."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("is_library", [False, True])
+def test_a_name_is_no_escape_sequence_and_no_line(
+    stream: io.StringIO, *, name: str, is_library: bool
+) -> None:
+    """The owner of a captured table could write to the terminal of who runs the daemon."""
+    if is_library:
+        configure_for_library(Redactor())
+        handler = logging.StreamHandler(stream)
+        logging.getLogger().handlers = [handler]
+    else:
+        configure(LogSettings(format="pretty"), Redactor(), stream)
+    structlog.get_logger("ingestd").warning("table.stopped", table=name, cause=[name])
+    shown = stream.getvalue().removesuffix("\n")
+    for colors in ("\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[33m", "\x1b[35m", "\x1b[36m"):
+        shown = shown.replace(colors, "")
+    assert shown.isprintable(), shown
+    assert "table.stopped" in shown

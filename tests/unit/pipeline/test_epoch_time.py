@@ -63,6 +63,7 @@ async def test_epochs_grow_while_the_lake_is_slow_and_shrink_after() -> None:
             await asyncio.sleep(0)
 
     try:
+        await until(lambda: watching.status.state is SourceState.STREAMING)
         await until(lambda: disk.position == base.current)
         before = len(transactions())
         lake.is_quick.clear()

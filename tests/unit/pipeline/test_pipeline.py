@@ -16,7 +16,7 @@ import pytest
 
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.changes import ChangeSet
-from ingestd.model.errors import OperatorError, TableError, TransientError
+from ingestd.model.errors import OperatorError, TableError, TableReplacedError, TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Table, TableId, with_before
@@ -864,3 +864,18 @@ async def test_a_drain_ends_with_the_rows_or_the_fault(kind: type[FakeCapture]) 
         else:
             with pytest.raises(TransientError, match="a table is locked"):
                 await pipeline.run(stop, drained)
+
+
+async def test_a_drain_ends_though_a_table_is_altered() -> None:
+    """Its owner could keep `run --once` from ending."""
+    base = FakeDatabase([A, B])
+    base.commit(put(A, 1), put(B, 1))
+    base.unreadable[B.id] = TableReplacedError(B.id, "was rewritten while it was read")
+    pipeline = Pipeline(FakeCapture(base), MemoryLake(MemoryDisk()), policy(), telemetry_of())
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(TransientError, match="altered each time"):
+            await pipeline.run(asyncio.Event(), _never)
+
+
+async def _never() -> None:
+    pytest.fail("not all tables were read")

@@ -32,8 +32,8 @@ def search(protocol: Protocol) -> Explored[World]:
     ("protocol", "least"),
     [
         pytest.param(ALONE, 5_000, id="one daemon"),
-        pytest.param(TOGETHER, 15_000, id="two daemons"),
-        pytest.param(NEW, 25_000, id="two daemons, new tables"),
+        pytest.param(TOGETHER, 15_000, id="two daemons", marks=pytest.mark.slow),
+        pytest.param(NEW, 25_000, id="two daemons, new tables", marks=pytest.mark.slow),
         pytest.param(
             replace(ALONE, faults=2, exist=False), 80_000, id="2 faults", marks=pytest.mark.long
         ),

@@ -24,16 +24,21 @@ def altered(*columns: Column) -> Table:
     return replace(BEFORE, columns=(*BEFORE.columns[:2], *columns))
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> RawLake:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> RawLake:
     """A table that is live, with rows 1 and 2, whose `amount` is an integer."""
-    raw = RawLake(tmp_path / "lake")
+    raw = RawLake(tmp_path_factory.mktemp("filled"))
     raw.next_lsn()
     rows = [{"id": n, "amount": n, "note": "a"} for n in (1, 2)]
     place = {"_cdc_lsn": raw.lsn, "_cdc_seq": 0, "_cdc_op": "r"}
     raw.commit({BEFORE: [{**place, "_cdc_seq": -1, "_cdc_op": "t"}, *(place | r for r in rows)]})
     raw.record("live", BEFORE, snapshot_lsn=raw.lsn)
     return raw
+
+
+@pytest.fixture
+def lake(filled: RawLake, tmp_path: Path) -> RawLake:
+    return filled.copied_to(tmp_path / "lake")
 
 
 def current(lake: RawLake, *, merge_versions: bool = True) -> list[dict[str, object]]:

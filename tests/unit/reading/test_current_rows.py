@@ -55,7 +55,10 @@ async def write(path: Path, table: Table, choices: random.Random) -> SimulatedTa
     return source
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 3))]
+)
 @pytest.mark.parametrize("table", [KEYED, KEYLESS], ids=["keyed", "keyless"])
 def test_current_rows_are_the_source_at_each_epoch(table: Table, seed: int, tmp_path: Path) -> None:
     choices = random.Random(seed)

@@ -44,10 +44,10 @@ mask_columns = {{ note = "sha256" }}
 """
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> RawLake:
     """Orders 1 and 2 in epoch 1, 3 in epoch 2, whose amount is no number; a customer."""
-    raw = RawLake(tmp_path / "lake")
+    raw = RawLake(tmp_path_factory.mktemp("filled"))
     place = {"_cdc_lsn": raw.next_lsn(), "_cdc_op": "r", "_cdc_seq": 0}
     orders: list[dict[str, Any]] = [
         {"id": n, "note": "a", "amount": Decimal("1.50")} for n in (1, 2)
@@ -57,8 +57,14 @@ def lake(tmp_path: Path) -> Path:
     raw.record("live", ORDERS, CUSTOMERS, snapshot_lsn=raw.lsn)
     row = {"id": 3, "note": "", "_cdc_raw": [("amount", "NaN")]}
     raw.commit({ORDERS: [{**row, "_cdc_lsn": raw.next_lsn(), "_cdc_seq": 1}]})
-    (tmp_path / "ingestd.toml").write_text(CONFIG.format(lake=raw.uri))
-    return raw.uri
+    return raw
+
+
+@pytest.fixture
+def lake(filled: RawLake, tmp_path: Path) -> Path:
+    uri = filled.copied_to(tmp_path / "lake").uri
+    (tmp_path / "ingestd.toml").write_text(CONFIG.format(lake=uri))
+    return uri
 
 
 def run(lake: Path, *words: str) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,17 +28,17 @@ NAMES = ("orders", "Orders", "items", "Lines")
 TABLES = [make_table(name, oid=number) for number, name in enumerate(NAMES, 1)]
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> RawLake:
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> RawLake:
     """Four tables; two of them are one name in DuckDB. The others have the rows 1 to 3."""
-    raw = RawLake(tmp_path / "lake")
+    raw = RawLake(tmp_path_factory.mktemp("read") / "lake")
     place = {"_cdc_lsn": raw.next_lsn(), "_cdc_op": "r", "_cdc_seq": 0, "note": "a"}
     raw.commit({table: [{**place, "id": n} for n in (1, 2, 3)] for table in TABLES})
     raw.record("live", *TABLES, snapshot_lsn=raw.lsn)
     return raw
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def source(lake: RawLake) -> LakeSource:
     return ingestd.open_lake(str(lake.uri)).source("shop")
 
@@ -132,3 +133,23 @@ def test_a_fault_in_later_rows_is_the_statement_s(source: LakeSource) -> None:
     with pytest.raises(OperatorError, match="boom") as caught:
         reader.read_all()
     assert "correct the statement" in str(caught.value.remedy)
+
+
+def test_rows_are_spilled_to_a_folder_of_this_user(
+    lake: RawLake, source: LakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another account could read them in `.tmp` of a shared working directory, or put a link."""
+    monkeypatch.chdir(lake.uri.parent)
+    others = lake.uri.parent / "others"
+    others.mkdir()
+    (lake.uri.parent / ".tmp").symlink_to(others)
+    large = "SELECT i, i::text AS t, (i * 7)::text AS u FROM range(3000000) s(i) ORDER BY u"
+    statement = f"SELECT current_setting('temp_directory') AS f, * FROM ({large})"
+    reader = run_query(source, statement, memory_bytes=40_000_000)
+    folder = Path(next(reader)["f"][0].as_py())
+    assert list(folder.iterdir())
+    assert folder.stat().st_mode & 0o077 == 0
+    assert not list(others.iterdir())
+    del reader
+    gc.collect()
+    assert not folder.exists()

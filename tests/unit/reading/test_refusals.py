@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 ORDERS = make_table("orders")
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> RawLake:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> RawLake:
     """A lake whose table has a marker and rows 1 and 2 in epoch 1, row 3 in epoch 2."""
-    raw = RawLake(tmp_path / "lake")
+    raw = RawLake(tmp_path_factory.mktemp("filled"))
     raw.next_lsn()
     place = {"_cdc_lsn": raw.lsn, "_cdc_seq": 0, "_cdc_op": "r"}
     marker = {"_cdc_lsn": raw.lsn, "_cdc_seq": -1, "_cdc_op": "t"}
@@ -39,6 +39,11 @@ def lake(tmp_path: Path) -> RawLake:
     raw.record("live", ORDERS, snapshot_lsn=raw.lsn)
     raw.commit({ORDERS: [{"id": 3, "note": "b", "_cdc_lsn": raw.next_lsn(), "_cdc_seq": 1}]})
     return raw
+
+
+@pytest.fixture
+def lake(filled: RawLake, tmp_path: Path) -> RawLake:
+    return filled.copied_to(tmp_path / "lake")
 
 
 def table_of(lake: RawLake, name: str = "public.orders") -> LakeTable:

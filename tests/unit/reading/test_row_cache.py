@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import ingestd
-from ingestd.lake.lake_id import read_lake_id
+from ingestd.lake.lake_id import read_lake_id, write_lake_id
 from ingestd.lake.layout import Layout
 from ingestd.lake.store.store import open_store
 from ingestd.model.errors import OperatorError
@@ -26,14 +28,19 @@ from tests.unit.lake.rows import make_table
 ORDERS = make_table("orders")
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> RawLake:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> RawLake:
     """Rows 1 to 3 at epoch 1."""
-    raw = RawLake(tmp_path / "lake")
+    raw = RawLake(tmp_path_factory.mktemp("filled"))
     place = {"_cdc_lsn": raw.next_lsn(), "_cdc_op": "r", "_cdc_seq": 0, "note": "a"}
     raw.commit({ORDERS: [{**place, "id": n} for n in (1, 2, 3)]})
     raw.record("live", ORDERS, snapshot_lsn=raw.lsn)
     return raw
+
+
+@pytest.fixture
+def lake(filled: RawLake, tmp_path: Path) -> RawLake:
+    return filled.copied_to(tmp_path / "lake")
 
 
 def change(lake: RawLake, *rows: dict[str, Any]) -> None:
@@ -58,7 +65,7 @@ def entries(lake: RawLake) -> list[int]:
 
 def remove_files(lake: RawLake) -> None:
     """Remove the raw table's files, so that none of their rows can be read."""
-    for path in (lake.uri / Layout("shop").raw(ORDERS.id)).glob("*.parquet"):
+    for path in (lake.uri / Layout("shop").raw(ORDERS.id)).glob("*.arrow"):
         path.unlink()
 
 
@@ -131,12 +138,12 @@ STEPS: dict[str, Callable[[RawLake], dict[int, str]]] = {
     "column": another_column,
     "history": other_meta("end", [1, "x"]),
     "no JSON": damaged("cache.json", b"{"),
-    "an empty file": damaged("*.parquet", b""),
-    "a cut file": damaged("*.parquet", None),
-    "other rows": other_meta("rows", 2),
+    "an empty file": damaged("*.arrow", b""),
+    "a cut file": damaged("*.arrow", None),
+    "altered bytes": damaged("*.arrow", b"ARROW1"),
     **{
         f"{name} {value}": other_meta(name, value)
-        for name in ("epoch", "end", "file", "rows", "signature")
+        for name in ("epoch", "end", "file", "rows", "signature", "state")
         for value in (None, "x", 1.5, {"x": 1})
     },
 }
@@ -150,7 +157,7 @@ def test_what_does_not_fit_is_read_again(
     expected = step(lake)
     assert read(lake) == expected
     assert entries(lake) == [lake.epoch]
-    assert len(list((lake.uri.parent / "cache").rglob("*.parquet"))) == 1
+    assert len(list((lake.uri.parent / "cache").rglob("*.arrow"))) == 1
 
 
 @pytest.mark.parametrize("is_filled", [False, True])
@@ -167,21 +174,21 @@ def test_a_folder_that_others_may_enter_is_refused(lake: RawLake, *, is_filled: 
 def test_a_reader_waits_for_the_one_that_fills(lake: RawLake) -> None:
     read(lake)
     folder = next((lake.uri.parent / "cache").rglob("cache.json")).parent
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for name in files:
-        (folder / name).unlink()
+    aside = lake.uri.parent / "aside"
+    folder.rename(aside)
+    files = {path.name for path in aside.iterdir()}
     store = open_store(str(lake.uri), None)
-    lake_id = read_lake_id(store) or store.uri("")
-    cache = TableCache(str(lake.uri.parent / "cache"), lake_id, "shop", ORDERS.id)
+    name = f"{store.uri('')} {read_lake_id(store)}"
+    cache = TableCache(str(lake.uri.parent / "cache"), name, "shop", ORDERS.id)
     with ThreadPoolExecutor(1) as pool:
         with cache.filling():
             reader = pool.submit(read, lake)
             with pytest.raises(TimeoutError):
                 reader.result(0.5)
-            for name in files.keys() - {"lock"}:
-                (folder / name).write_bytes(files[name])
+            for name in files - {"lock"}:
+                (aside / name).rename(folder / name)
         assert reader.result(20) == {1: "a", 2: "a", 3: "a"}
-    assert {path.name for path in folder.iterdir()} == set(files)
+    assert {path.name for path in folder.iterdir()} == files
 
 
 def test_readers_that_fill_at_once_get_the_rows(lake: RawLake) -> None:
@@ -189,7 +196,7 @@ def test_readers_that_fill_at_once_get_the_rows(lake: RawLake) -> None:
         found = [*pool.map(lambda _: read(lake), range(12))]
     assert found == [{1: "a", 2: "a", 3: "a"}] * 12
     assert entries(lake) == [1]
-    assert len(list((lake.uri.parent / "cache").rglob("*.parquet"))) == 1
+    assert len(list((lake.uri.parent / "cache").rglob("*.arrow"))) == 1
 
 
 def test_an_entry_that_is_replaced_can_still_be_read(lake: RawLake) -> None:
@@ -231,11 +238,48 @@ def test_changes_of_any_size_are_folded(lake: RawLake, memory_bytes: int) -> Non
     assert found.read_all().to_pylist() == [{"note": "b", "id": 4}]
 
 
-def test_damage_within_a_file_is_reported_once(lake: RawLake) -> None:
+def test_a_file_altered_in_place_is_not_used(lake: RawLake) -> None:
     read(lake)
-    for path in (lake.uri.parent / "cache").rglob("*.parquet"):
+    for path in (lake.uri.parent / "cache").rglob("*.arrow"):
         content = path.read_bytes()
-        path.write_bytes(content[:4] + b"\xff" * 60 + content[64:])
-    with pytest.raises(OperatorError, match="is damaged and was removed"):
-        read(lake)
+        path.write_bytes(content[:400] + b"\xff" * 60 + content[460:])
     assert read(lake) == {1: "a", 2: "a", 3: "a"}
+
+
+def row(number: int, note: str) -> dict[str, Any]:
+    return {"id": number, "note": note}
+
+
+@pytest.mark.parametrize("changed", [3, 2_000])
+def test_rows_between_changed_ones_are_kept(lake: RawLake, changed: int) -> None:
+    """Few changes cut batches, many copy them."""
+    rng = random.Random(changed)
+    place = {"_cdc_lsn": lake.next_lsn(), "_cdc_op": "r", "_cdc_seq": 0}
+    lake.commit({ORDERS: [{**place, **row(n, "a")} for n in range(4, 70_001)]})
+    lake.record("live", ORDERS, snapshot_lsn=lake.lsn)
+    expected = dict.fromkeys(range(1, 70_001), "a")
+    assert read(lake) == expected
+    chosen = rng.sample(range(-100, 70_101), changed)
+    deleted, updated = chosen[: changed // 2], chosen[changed // 2 :]
+    deletes = [{"id": n, "_cdc_op": "d"} for n in deleted]
+    change(lake, *deletes, *({**row(n, "b"), "_cdc_op": "u"} for n in updated))
+    for number in deleted:
+        expected.pop(number, None)
+    assert read(lake) == expected | dict.fromkeys(updated, "b")
+    assert entries(lake) == [2]
+
+
+def test_a_lake_of_the_same_id_has_its_own_rows(lake: RawLake) -> None:
+    """Who writes a copy of a lake decided what readers of the original saw."""
+    write_lake_id(open_store(str(lake.uri), None))
+    copy = RawLake(lake.uri.parent / "copy")
+    shutil.copytree(lake.uri, copy.uri)
+    forged = lake.uri.parent / "forged"
+    other = RawLake(forged)
+    place = {"_cdc_lsn": other.next_lsn(), "_cdc_op": "r", "_cdc_seq": 0, "note": "forged"}
+    other.commit({ORDERS: [{**place, "id": n} for n in (1, 2, 3)]})
+    own = Layout("shop").raw(ORDERS.id)
+    shutil.rmtree(copy.uri / own)
+    (forged / own).rename(copy.uri / own)
+    assert set(read(copy).values()) == {"forged"}
+    assert set(read(lake).values()) == {"a"}

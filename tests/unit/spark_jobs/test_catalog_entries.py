@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from spark_jobs.catalog.entries import CatalogEntry, same_location
-from spark_jobs.catalog.schema_name import SchemaName, literal
+from spark_jobs.catalog.schema_name import SchemaName
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,3 @@ def test_a_location_is_compared(one: str, other: str, *, expected: bool) -> None
     assert same_location(one, other) is same_location(other, one) is expected
     assert CatalogEntry("EXTERNAL", "DELTA", one).is_at(other) is expected
     assert not CatalogEntry("EXTERNAL", "parquet", one).is_at(other)
-
-
-def test_a_text_in_sql() -> None:
-    assert literal("it's \\ ${x}") == r"'it\'s \\ ${x}'"

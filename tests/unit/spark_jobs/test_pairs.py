@@ -22,7 +22,6 @@ from spark_jobs.pairs import (
     Installed,
     Pair,
     ensure_pair,
-    ensure_since,
     installed,
     minor,
     pairs_of,
@@ -131,16 +130,6 @@ def test_jars_of_another_spark_are_refused() -> None:
 
 def test_a_package_without_a_version_is_accepted() -> None:
     assert ensure_pair(replace(complete(PAIRS[1]), delta="")) is PAIRS[1]
-
-
-def test_a_job_is_refused_on_a_spark_that_lacks_what_it_needs() -> None:
-    for pair in PAIRS:
-        ensure_since("a job", "3.5", pair)
-        if pair.spark == "3.5":
-            with pytest.raises(OperatorError, match=r"a job needs Spark 4\.0 or later"):
-                ensure_since("a job", "4.0", pair)
-        else:
-            ensure_since("a job", "4.0", pair)
 
 
 def test_extras_are_the_pairs() -> None:

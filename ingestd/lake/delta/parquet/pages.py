@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.lake.delta.parquet.thrift import Structures
+from ingestd.lake.delta.parquet.thrift import BOOL, I32, Shape, Structures
 
 _SMALL_BYTES, _MOST_HEADER_BYTES = 8 << 10, 16 << 20
 _KIND, _UNPACKED, _PACKED = 1, 2, 3
@@ -21,6 +21,14 @@ _HEADERS = {_DATA: (5, 2), _DATA_V2: (8, 4)}
 """For each kind of data page: the fields of its header, and of the encoding in that."""
 _VALUES = 1
 _LEVELS, _IS_COMPRESSED = (5, 6), 7
+_HEADER: Shape = {
+    _KIND: I32,
+    _UNPACKED: I32,
+    _PACKED: I32,
+    5: {_VALUES: I32, 2: I32},
+    7: {_VALUES: I32},
+    8: {_VALUES: I32, 4: I32, 5: I32, 6: I32, _IS_COMPRESSED: BOOL},
+}
 _UNLIMITED = {"GZIP": "gzip", "BROTLI": "brotli"}
 """Codecs with which deltalake unpacks a page whatever its header says, and compares afterwards."""
 _PIECE_BYTES = 1 << 20
@@ -105,7 +113,7 @@ def _headers(source: pa.NativeFile, chunk: Any, take: Take) -> Iterator[dict[int
     wanted = _SMALL_BYTES
     while at < end:
         try:
-            header, length = Structures(read, _MOST_HEADER_BYTES).read(at - from_)
+            header, length = Structures(read, _MOST_HEADER_BYTES).read(at - from_, _HEADER)
         except IndexError:
             if (from_ == at and len(read) == end - at) or wanted > _MOST_HEADER_BYTES:
                 raise
@@ -121,6 +129,9 @@ def _headers(source: pa.NativeFile, chunk: Any, take: Take) -> Iterator[dict[int
             raise ValueError(msg)
         take(values, nbytes)
         as_is = _uncompressed_bytes(header)
+        if min(packed, nbytes) < as_is:
+            msg = "a page that is smaller than its levels"
+            raise ValueError(msg)
         if codec is not None and as_is < packed:
             content = source.read_at(packed - as_is, at + as_is)
             _ensure_unpacked(content, codec, nbytes - as_is)

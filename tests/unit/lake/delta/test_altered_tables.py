@@ -120,6 +120,7 @@ async def test_the_sources_own_tables_are_not_written_over(
 OWN = [*_TYPE_NAMES, pa.decimal128(38, 9), pa.list_(TIMESTAMP_NTZ), pa.struct({"a": TIMESTAMP})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [LocalStore, StoreWithoutPut], ids=["by put", "by handle"])
 async def test_isolated_features_listed_by_deltalake_are_no_obstacle(
     tmp_path: Path, kind: type[LocalStore]

@@ -186,6 +186,24 @@ def test_an_ordinary_checkpoint_is_read(
     assert ensure_shallow_parquet(pa.OSFile(path), path, Room()) == set()
 
 
+@pytest.mark.parametrize("compression", ["gzip", "brotli", "snappy"])
+@pytest.mark.parametrize("nbytes", [0, 1])
+def test_a_page_smaller_than_its_levels_is_refused(
+    tmp_path: Path, compression: str, nbytes: int
+) -> None:
+    """It was not unpacked, or the source stopped: a writer of one table's folder stopped all."""
+    path = tmp_path / "x.parquet"
+    options = {"use_dictionary": False, "write_statistics": False, "data_page_version": "2.0"}
+    table = _checkpoint("add.path", pa.array(["xxx"]))
+    pq.write_table(table, path, compression=compression, **options)
+    content = path.read_bytes()
+    begin = content.index(b"\x15", 5) + 1  # the field after the kind of the first page
+    assert content[begin] == 2 * (2 + 4 + 3)  # bytes of its levels, and of the length and text
+    path.write_bytes(content[:begin] + bytes([2 * nbytes]) + content[begin + 1 :])
+    with pytest.raises(OddFileError, match="damaged"):
+        ensure_shallow_parquet(pa.OSFile(str(path)), "p", Room())
+
+
 @pytest.mark.parametrize("compression", ["gzip", "brotli"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_a_page_larger_than_its_header_says_is_refused(

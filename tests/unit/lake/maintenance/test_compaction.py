@@ -176,6 +176,7 @@ def test_streaming_readers_pass_by_what_was_joined(copied: Path) -> None:
     assert not any("txn" in a for a in actions)
 
 
+@pytest.mark.slow
 async def test_one_writer_a_daemon_continues_on_compacted_tables(
     tmp_path: Path,
 ) -> None:
@@ -265,6 +266,7 @@ async def test_versions_can_be_read_for_as_long_as_the_retention(tmp_path: Path)
     assert ids(tmp_path) == expected(22)
 
 
+@pytest.mark.slow
 async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     for number in range(1, 31):
@@ -335,6 +337,7 @@ async def test_removed_files_are_kept_for_a_retention_beyond_deltas(
     assert ids(tmp_path) == expected(21)
 
 
+@pytest.mark.slow
 async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     epochs = AppendLog(store_of(tmp_path), "shop/_epochs", "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.digests.value_hashes import row_hashes
@@ -19,6 +19,7 @@ from ingestd.lake.reference.keyless_rows import KeylessRows
 from ingestd.lake.reference.raw_changes import change_rows_schema
 from ingestd.model.changes import change_schema
 from ingestd.model.errors import TableError
+from tests.harness.examples import examples
 from tests.unit.lake.reference.test_last_rows import TABLE, table
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def left(log: Sequence[dict[str, Any]], shares: int, pieces: int = 1) -> list[di
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@examples(150)
 @given(logs(), st.integers(1, 3), st.integers(1, 3))
 def test_equals_the_plain_fold(log: list[dict[str, Any]], shares: int, pieces: int) -> None:
     assert counted(left(log, shares, pieces)) == counted(fold(table(log, SCHEMA), ()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.lake.fold.plain import fold
@@ -20,6 +20,7 @@ from ingestd.model.changes import change_schema
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.testing.oracle import folding as oracle
 from ingestd.testing.oracle.server_text import text_function
+from tests.harness.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +114,7 @@ def folded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=200)
+@examples(200)
 @given(logs(), st.randoms())
 def test_whole_log_equals_the_plain_fold(
     case: tuple[list[dict[str, Any]], int], random: Any
@@ -129,7 +130,7 @@ def test_whole_log_equals_the_plain_fold(
 
 
 @pytest.mark.thorough
-@settings(max_examples=200)
+@examples(200)
 @given(logs())
 def test_a_part_put_onto_the_rows_before_equals_the_plain_fold(
     case: tuple[list[dict[str, Any]], int],
@@ -151,7 +152,7 @@ TABLE_NAMES = [c.name for c in TABLE.columns]
 
 
 @pytest.mark.thorough
-@settings(max_examples=200)
+@examples(200)
 @given(logs())
 def test_the_folds_agree_with_the_oracle(case: tuple[list[dict[str, Any]], int]) -> None:
     raw = table(case[0])

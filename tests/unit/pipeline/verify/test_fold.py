@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.digests.row_digests import ComparedColumn, key_digests, row_digests, value_hashes
@@ -20,6 +20,7 @@ from ingestd.model.schema import Column, Table, TableId
 from ingestd.pipeline.verify.fold import fold_digests, fold_linked
 from ingestd.pipeline.verify.spill import NumberParts, part_of
 from ingestd.ports.verify import KEY, Digested
+from tests.harness.examples import examples
 from tests.unit.lake.rows import make_batch
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def keyed_logs(draw: st.DrawFn, *, may_be_full: bool = False) -> Rows:
 
 
 @pytest.mark.thorough
-@settings(max_examples=120)
+@examples(120)
 @given(keyed_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
 def test_keyed_rows_are_those_of_the_plain_fold(
     log: Rows, pieces: int, parts: int, random: Any
@@ -152,14 +153,14 @@ def test_keyed_rows_are_those_of_the_plain_fold(
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@examples(120)
 @given(keyed_logs(may_be_full=True), st.integers(1, 3), st.sampled_from([1, 4]))
 def test_old_rows_with_room_for_what_was_not_sent(log: Rows, pieces: int, parts: int) -> None:
     """A compacted file has the table's struct for old rows, whichever fields each had."""
     assert by_numbers(WIDE, log, pieces=pieces, parts=parts) == (plain(WIDE, log), 0)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(keyed_logs(), st.data(), st.sampled_from([KEYED, WIDE]))
 def test_a_log_that_lost_changes_is_folded_alike(
     log: Rows, data: st.DataObject, table: Table
@@ -171,7 +172,7 @@ def test_a_log_that_lost_changes_is_folded_alike(
         assert by_numbers(table, left, pieces=2, parts=4) == (plain(table, left), 0)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(keyed_logs(), st.data())
 def test_doubled_changes_are_counted(log: Rows, data: st.DataObject) -> None:
     if not log:
@@ -204,7 +205,7 @@ def whole_logs(draw: st.DrawFn) -> Rows:
     return log
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(whole_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
 def test_whole_rows_are_those_of_the_plain_fold(
     log: Rows, pieces: int, parts: int, random: Any

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.digests.row_digests import key_digests
@@ -21,6 +21,7 @@ from ingestd.postgres.polling.keys import sorted_hashes
 from ingestd.postgres.polling.keys.key_hashes import key_hashes
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import parts_held
+from tests.harness.examples import examples
 
 RAW = pa.map_(pa.string(), pa.string())
 
@@ -248,7 +249,7 @@ async def test_loading_finds_what_the_changes_leave_in_any_order(
     assert keys.nbytes == 8 * len(held)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(logs(ops="rcucucd", least=100, top=60), st.integers(256, 400))
 async def test_keys_that_do_not_fit_are_found_part_by_part(
     drawn: tuple[set[int], list[pa.RecordBatch]], limit_bytes: int

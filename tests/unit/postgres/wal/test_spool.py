@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.pgoutput.streamed_transactions import OpenMessages
 from ingestd.model.errors import TransientError
 from ingestd.postgres.wal.spool import FileSpool, SpoolPolicy
+from tests.harness.examples import examples
 from tests.unit.decode.streamed_server import Server
 from tests.unit.decode.test_streamed_transactions import (
     CUTS,
@@ -51,7 +52,7 @@ def content(pieces: list[OpenMessages]) -> list[tuple[bytes, int]]:
     ]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32), FIRST_XIDS, CUTS, st.sampled_from([0, 3000, 1 << 20]))
 def test_whole_transactions_through_files(
     seed: int, first_xid: int, cuts: list[int], memory_bytes: int

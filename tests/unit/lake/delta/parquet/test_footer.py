@@ -123,6 +123,7 @@ for at in range(begin, len(content) - 8):
         for read in (
             lambda: ensure_shallow_parquet(changed, "p", Room()),
             lambda: list(DataFileReader(changed, "p").batches()),
+            lambda: DataFileReader(changed, "p").bounds(0, "n"),
         ):
             try:
                 read()
@@ -136,3 +137,57 @@ def test_no_footer_ends_the_process() -> None:
     command = [sys.executable, "-c", CHANGED]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+SIZES = b"\x29\x76" + b"\x02" * 7 + b"\x00"
+"""Seven counts of repetitions, where the column has one: pyarrow ends the process."""
+BEFORE, TEXTS = b"\x15\x02", b"\x19\x18\x01a"
+ENCODINGS = b"\x19\x15\x00"
+AFTER = b"\x16\x00\x16\x00\x16\x00\x26\x08"
+"""Numbers of values and bytes, and where the first page is."""
+CODEC = b"\x15\x00"
+_HIDDEN_IN_TEXT = TEXTS + b"\xdc" + SIZES
+DISGUISED = {
+    "as it is": BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x7c" + SIZES,
+    "a bound shorter than a value": (
+        BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x3c\x58\x01\x00\x18\x01\x00\x00"
+    ),
+    "another type than the schema's": b"\x15\x04" + ENCODINGS + TEXTS + CODEC + AFTER,
+    "a number of a field above 16 bits": (
+        BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x0c" + _varint(2 * (65536 + 16)) + SIZES
+    ),
+    "a negative number of a field": (
+        BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x0c" + _varint(2 * (65536 - 16) - 1) + SIZES
+    ),
+    "a codec that is repeated as another type": (
+        BEFORE + ENCODINGS + TEXTS + b"\x15" + _varint(2 * 99) + b"\x06\x08\x00" + AFTER
+    ),
+    "a text where the format has numbers": (
+        BEFORE
+        + (b"\x19\x18" + bytes([len(_HIDDEN_IN_TEXT)]) + _HIDDEN_IN_TEXT)
+        + (b"\x09\x06\x18\x01a" + CODEC + AFTER)
+    ),
+}
+"""Metadata of a column with which pyarrow ends the process."""
+
+READ = r"""
+import sys
+import pyarrow as pa
+from ingestd.lake.delta.parquet.footer import read_metadata
+from ingestd.lake.store.paths import OddFileError
+try:
+    found = read_metadata(pa.BufferReader(bytes.fromhex(sys.argv[1])), "p")
+    print(found.row_group(0).column(0).statistics)
+except OddFileError:
+    print("refused")
+"""
+
+
+@pytest.mark.parametrize("metadata", DISGUISED.values(), ids=DISGUISED)
+def test_a_footer_is_read_as_pyarrow_reads_it(metadata: bytes) -> None:
+    """A writer of one table's folder could end the process at each start, by a checkpoint."""
+    column = b"\x26\x08\x1c" + metadata + b"\x00\x00"
+    content = _file(_list(12, 1, _group(_list(12, 1, column))))
+    command = [sys.executable, "-c", READ, content.hex()]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
