@@ -120,7 +120,7 @@ MEANINGS: Mapping[str, str] = {
     " undetected, an unreachable server will not. Logged once.",
 }
 OF_JOBS: Mapping[str, str] = {
-    "JOB.moved": "All tables were advanced to the same epoch. `JOB` is `mirror` or `history`.",
+    "JOB.moved": "All tables were advanced to the same epoch. `JOB` is `mirror`, `history` or `feed`.",
     "accelerator.off": "Delta's classes are not as the driver expects them (`reason`): Spark does all work"
     " of this run.",
     "catalog.failed": "The catalog of `--catalog` can't be used; rows are moved all the same, and it is asked"
@@ -129,6 +129,7 @@ OF_JOBS: Mapping[str, str] = {
     "catalog.removed": "The name of a table that the source no longer has was removed; its files stay.",
     "raw.files_gone": "Files that a raw table's log names are missing; the job continues without them.",
     "mirror.rebuilding": "A mirror is re-created, for the given `reason`.",
+    "table.no_key": "The table has no key, so the job keeps nothing of it. Logged once.",
     "table.resumed": "A table that had stopped continues.",
     "table.stopped": "One table can't continue; the others do. Do what `remedy` says.",
 }
@@ -243,7 +244,7 @@ def _name(call: ast.Call) -> str | None:
         return first.value if _NAME.match(first.value) else None
     if isinstance(first, ast.JoinedStr) and isinstance(end := first.values[-1], ast.Constant):
         name = f"job{end.value!s}"
-        return f"JOB{end.value!s}" if _NAME.match(name) else None  # `mirror.moved`, `history.moved`
+        return f"JOB{end.value!s}" if _NAME.match(name) else None  # `mirror.moved`, ...
     return None
 
 

@@ -47,7 +47,7 @@ from spark_jobs.source.keeper_process import jvm_pid
 from spark_jobs.source.options import FORMAT, SourceOptions, parse_options
 from spark_jobs.source.schema import chosen, spark_schema
 from spark_jobs.source.table import SourceTable, find_table
-from spark_jobs.source.table_read import ReadTask, TableRead
+from spark_jobs.source.table_read import PlannedRead, ReadTask
 
 
 class IngestdDataSource(DataSource):
@@ -77,7 +77,7 @@ class IngestdDataSource(DataSource):
         """Return a reader of these columns. Raises IngestdError."""
         options = parse_options(self.options)
         kind = FilteredReader if options.pushdown and options.limit is None else SourceReader
-        return kind(TableRead(options, self._found(options), schema, self._load))
+        return kind(PlannedRead(options, self._found(options), schema, self._load))
 
     def _found(self, options: SourceOptions) -> SourceTable:
         if self._source is None:
@@ -96,7 +96,7 @@ class SourcePartition(InputPartition):
 class SourceReader(DataSourceReader):
     """Plans on the driver and reads in tasks. Spark pickles it in between."""
 
-    def __init__(self, read: TableRead) -> None:
+    def __init__(self, read: PlannedRead) -> None:
         chosen(read.schema, read.source.table)  # which refuses columns that are not the table's
         self._read = read
 

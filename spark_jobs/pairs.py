@@ -85,6 +85,7 @@ PAIRS = (
     Pair(("3.5.7", "3.3.2"), "2.12", "delta-spark_2.12", 8, 11, _WITH_PANDAS),
     Pair(("4.0.1", "4.0.1"), "2.13", "delta-spark_2.13"),
     Pair(("4.1.1", "4.1.0"), "2.13", "delta-spark_4.1_2.13"),
+    Pair(("4.1.1", "4.2.0"), "2.13", "delta-spark_4.1_2.13"),
     Pair(("4.1.1", "4.3.0"), "2.13", "delta-spark_4.1_2.13"),
     Pair(("4.2.0", "4.4.0"), "2.13", "delta-spark_4.2_2.13"),
 )
@@ -143,7 +144,8 @@ def ensure_pair(found: Installed | None = None, *, starts_java: bool = True) -> 
     there = installed() if found is None else found
     if there.spark is None:
         raise OperatorError("pyspark is not installed", remedy="pip install 'ingestd[spark]'")
-    pair = _for(there.spark, there.delta)
+    # (Delta's Python package only says which jars to start with)
+    pair = _for(there.spark, there.delta if starts_java else there.delta or "")
     if there.jars is not None and minor(there.jars[0]) != pair.spark:
         raise OperatorError(
             f"PySpark is {there.spark}, but the jars in SPARK_HOME ({there.spark_home}) are those"

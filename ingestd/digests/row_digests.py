@@ -178,9 +178,9 @@ def _raw_hashes(texts: pa.Array) -> Hashes:
     return mixed(column_hashes(texts) ^ _RAW_SALT)
 
 
-def key_digests(columns: Iterable[tuple[Hashes, pa.DataType]], rows: int) -> Hashes:
-    """Combine the hashes of a key's columns."""
-    return combined((with_one_zero(hashes, kind) for hashes, kind in columns), rows)
+def key_digests(columns: Iterable[tuple[Hashes, pa.DataType]], rows: int, salt: int = 0) -> Hashes:
+    """Combine the hashes of a key's columns. `salt`: theirs (`HashBlocks`)."""
+    return combined((with_one_zero(hashes, kind) for hashes, kind in columns), rows, salt)
 
 
 def salted(hashes: Hashes, number: int) -> Hashes:

@@ -5,11 +5,13 @@ encoded. Zero and minus zero differ, NaN is one value, null differs from every v
 that of SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014). It
 is one to one, so two values of an integer column never collide. For ten million other values, the
 chance of any collision is one in 400,000. The hash is not cryptographic: collisions can be
-constructed.
+constructed. Where a client would gain by that, a secret salt is mixed into each value, as one for
+the row alone would not separate two values that have one hash.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,7 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 _ABSENT = np.uint64(0x6A09E667F3BCC909)
 """The hash of null."""
 _WORD = 8
+_SALT_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,18 @@ class HashBlocks:
 
     `values`: so many, so that the working set fits the processor's cache; `nbytes`: their maximum
     bytes, if there is more than one. `long_bytes`: longer values are hashed in pieces of this
-    length, in parallel; it is part of the definition of a hash.
+    length, in parallel; it is part of the definition of a hash, as is `salt`.
     """
 
     values: int = 1 << 14
     nbytes: int = 1 << 20
     long_bytes: int = 1 << 9
+    salt: int = 0
+
+    @classmethod
+    def salted(cls) -> HashBlocks:
+        """Return the defaults with a random salt."""
+        return cls(salt=secrets.randbits(_SALT_BITS) | 1)
 
 
 BLOCKS = HashBlocks()
@@ -59,12 +68,15 @@ def mixed(hashes: Hashes) -> Hashes:
 
 def row_hashes(columns: Sequence[pa.Array], rows: int, blocks: HashBlocks = BLOCKS) -> Hashes:
     """Hash each row of these columns, in their order."""
-    return combined((column_hashes(column, blocks) for column in columns), rows)
+    return combined((column_hashes(column, blocks) for column in columns), rows, blocks.salt)
 
 
-def combined(columns: Iterable[Hashes], rows: int) -> Hashes:
-    """Combine value hashes into row hashes. May modify the input. One column keeps its hashes."""
-    found: Hashes | None = None
+def combined(columns: Iterable[Hashes], rows: int, salt: int = 0) -> Hashes:
+    """Combine value hashes into row hashes. May modify the input.
+
+    Without a `salt`, one column keeps its hashes.
+    """
+    found: Hashes | None = np.full(rows, salt, np.uint64) if salt else None
     for hashes in columns:
         found = hashes if found is None else mixed(found) ^ hashes
     return np.zeros(rows, np.uint64) if found is None else found
@@ -77,10 +89,10 @@ def with_one_zero(hashes: Hashes, kind: pa.DataType) -> Hashes:
     return hashes.copy()
 
 
-def text_hash(text: str) -> np.uint64:
+def text_hash(text: str, blocks: HashBlocks = BLOCKS) -> np.uint64:
     """Return the hash of a text in a column."""
     data = np.frombuffer(text.encode(), np.uint8)
-    hashed: np.uint64 = _of_cuts(data, np.array([0, len(data)]), BLOCKS)[0]
+    hashed: np.uint64 = _of_cuts(data, np.array([0, len(data)]), blocks)[0]
     return hashed
 
 
@@ -88,14 +100,14 @@ def column_hashes(column: pa.Array, blocks: HashBlocks = BLOCKS) -> Hashes:
     """Hash each value: plain ones directly, nested ones by the hashes of their parts."""
     kind = column.type
     if column.null_count == len(column):
-        return np.full(len(column), _ABSENT)
+        return np.full(len(column), _ABSENT ^ np.uint64(blocks.salt))
     if pa.types.is_dictionary(kind):
         found = column_hashes(column.dictionary, blocks).take(_numbers(column.indices))
     elif pa.types.is_floating(kind):
         values = _numbers(column.cast(pa.float64()))
         found = mixed(np.where(np.isnan(values), np.nan, values).view(np.uint64))
     elif pa.types.is_decimal128(kind):
-        found = _of_decimals(column)
+        found = _of_decimals(column, blocks)
     elif pa.types.is_list(kind) or pa.types.is_map(kind):
         found = _of_lists(column, blocks)
     elif pa.types.is_struct(kind):
@@ -106,7 +118,7 @@ def column_hashes(column: pa.Array, blocks: HashBlocks = BLOCKS) -> Hashes:
     else:
         found = _of_strings(column, blocks)
     if column.null_count:
-        found[column.is_null().to_numpy(zero_copy_only=False)] = _ABSENT
+        found[column.is_null().to_numpy(zero_copy_only=False)] = _ABSENT ^ np.uint64(blocks.salt)
     return found
 
 
@@ -133,11 +145,11 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     return found
 
 
-def _of_decimals(column: pa.Array) -> Hashes:
+def _of_decimals(column: pa.Array, blocks: HashBlocks) -> Hashes:
     """Hash two's complement, 128 bits, low half first. Source: Arrow columnar format, Decimal."""
     data = column.buffers()[1]
     words = np.frombuffer(data, np.uint64, 2 * len(column), 16 * column.offset)
-    return mixed(mixed(words[0::2].copy()) ^ words[1::2])
+    return mixed(mixed(words[0::2] ^ np.uint64(blocks.salt)) ^ words[1::2])
 
 
 # --- runs of bytes -----------------------------------------------------------------------------
@@ -187,7 +199,7 @@ def _of_runs(
 ) -> Hashes:
     """Hash runs of bytes, eight at a time. `data` must extend eight bytes past the last run."""
     words: Hashes = np.ndarray((len(data) - _WORD + 1,), "<u8", data, strides=(1,))
-    hashes = mixed(lengths.astype(np.uint64))
+    hashes = mixed(lengths.astype(np.uint64) ^ np.uint64(blocks.salt))
     longest, shortest = int(lengths.max()), int(lengths.min())
     if longest > blocks.long_bytes:
         is_long = lengths > blocks.long_bytes

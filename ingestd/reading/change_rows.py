@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ingestd.digests.value_hashes import HashBlocks
 from ingestd.lake.fold.outcomes import DELETED
 from ingestd.lake.fold.vectorized import above_truncate, fold_to_outcomes
 from ingestd.lake.reference.raw_changes import key_hashes
@@ -129,9 +130,12 @@ class ChangeRows:
 
 
 def _has_key(rows: pa.Table, wanted: pa.Table) -> NDArray[np.bool_]:
-    """Return which rows have the wanted key, by its hash: NaN equals NaN. A null equals none."""
-    names = wanted.column_names
-    found: NDArray[np.bool_] = key_hashes(rows, names) == key_hashes(wanted, names)
+    """Return which rows have the wanted key, by its hash: NaN equals NaN. A null equals none.
+
+    The hash is salted: a client of the source may have chosen another key of the same hash.
+    """
+    names, salted = wanted.column_names, HashBlocks.salted()
+    found: NDArray[np.bool_] = key_hashes(rows, names, salted) == key_hashes(wanted, names, salted)
     for name in names:
         found &= rows[name].is_valid().to_numpy()
     return found

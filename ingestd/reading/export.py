@@ -21,6 +21,7 @@ from ingestd.config import TableSettings
 from ingestd.config.redaction import MASK
 from ingestd.lake.fold.older_types import server_texts
 from ingestd.lake.fold.raw_texts import TextEntries
+from ingestd.model.errors import ConfigError
 
 RAW = "_cdc_raw"
 _HASH = "^[0-9a-f]{64}$"
@@ -32,7 +33,15 @@ class _BatchWriter(Protocol):
 
 
 def write_rows(reader: pa.RecordBatchReader, form: str, output: IO[bytes]) -> int:
-    """Write rows as `form`: "parquet", "csv" or "jsonl"; return their number."""
+    """Write rows as `form`: "parquet", "csv" or "jsonl"; return their number.
+
+    Raise ConfigError for two columns of one name.
+    """
+    names = reader.schema.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        msg = f"query: two columns are named {twice!r}: give each another name, by AS"
+        raise ConfigError(msg)
     count = 0
     with _WRITERS[form](reader.schema, output) as write:
         for batch in reader:

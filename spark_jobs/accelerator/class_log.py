@@ -50,8 +50,11 @@ def snapshot_of(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Sc
     No Spark job for a version that Delta wrote; one for a version of another engine, once.
     """
     logs = java_class(session, f"{DELTA}.DeltaLog")  # Delta has no call for it in Python
+    own = session._jsparkSession  # noqa: SLF001
+    # Delta reads a checkpoint in the session of the thread, which a new thread does not have.
+    java_class(session, own.getClass().getName()).setActiveSession(own)
     # (`update` takes other arguments in each version)
-    return logs.forTableWithSnapshot(session._jsparkSession, path)._2()  # noqa: SLF001
+    return logs.forTableWithSnapshot(own, path)._2()  # noqa: SLF001
 
 
 def delta_log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object

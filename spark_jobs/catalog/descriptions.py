@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import ParseException
 
 from spark_jobs.delta_log.commits import signed
-from spark_jobs.delta_log.statements import at_path, quoted, set_properties, string
+from spark_jobs.delta_log.statements import at_path, comment_columns, set_properties
 from spark_jobs.lake.columns import RAW
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _COMMENT = "comment"
 """The table's comment, among its properties."""
+_WHAT = {"mirror": "Current rows", "history": "All versions of the rows", "feed": "Changes"}
 OWN_COLUMNS: Mapping[str, str] = {
     RAW: "Texts of values that their columns can't hold, by the name of the column",
     "_cdc_lsn": "Position of the row's last change: LSN of its commit record",
@@ -46,7 +47,7 @@ class CatalogDescription:
     @classmethod
     def of(cls, definition: Definition, source: str, job: str) -> CatalogDescription:
         """Return the description of a job's table."""
-        what = {"mirror": "Current rows", "history": "All versions of the rows"}.get(job, "Rows")
+        what = _WHAT.get(job, "Rows")
         own = {c.name: c.comment for c in definition.columns if c.comment}
         return cls(
             f"{what} of {definition.table} of source {source}, kept by ingestd's {job} job",
@@ -78,16 +79,17 @@ class CatalogDescription:
         table = at_path(path)
         rows = session.sql(f"DESCRIBE TABLE {table}").collect()
         columns = itertools.takewhile(lambda row: row["col_name"], rows)  # then other facts
-        changes = [
-            f"{quoted(row['col_name'])} COMMENT {string(comment)}"
+        changes = {
+            row["col_name"]: comment
             for row in columns
             if (comment := self.columns.get(row["col_name"])) is not None
             and row["comment"] != comment
-        ]
+        }
         if not changes:
             return
         try:
-            session.sql(f"ALTER TABLE {table} ALTER COLUMN {', '.join(changes)}")
+            [at_once] = comment_columns(path, changes, at_once=True)
+            session.sql(at_once)
         except ParseException:
-            for change in changes:
-                session.sql(f"ALTER TABLE {table} ALTER COLUMN {change}")
+            for statement in comment_columns(path, changes, at_once=False):
+                session.sql(statement)

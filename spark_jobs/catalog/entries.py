@@ -16,7 +16,7 @@ from ingestd.model.errors import OperatorError
 from spark_jobs.catalog.schema_name import SESSION_CATALOG, SchemaName
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.faults import SPARK_ERRORS
-from spark_jobs.delta_log.statements import string
+from spark_jobs.delta_log.statements import create_name, create_schema, drop_name
 from spark_jobs.spark_errors import condition_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class CatalogSchema:
             catalog.setCurrentCatalog(before)
         # (a user who may only use an existing schema must not be asked for more)
         if not catalog.databaseExists(str(self.name)):
-            self.session.sql(f"CREATE SCHEMA IF NOT EXISTS {self.name}")
+            self.session.sql(create_schema(str(self.name)))
 
     def find(self, table: str) -> CatalogEntry | None:
         """Return what the schema has under a name; None if nothing."""
@@ -107,14 +107,11 @@ class CatalogSchema:
 
     def add(self, table: str, path: str, comment: str) -> None:
         """Name the Delta table at a path. Does not change the table. Idempotent."""
-        self.session.sql(
-            f"CREATE TABLE IF NOT EXISTS {self.name.table(table)} USING DELTA"
-            f" COMMENT {string(comment)} LOCATION {string(path)}"
-        )
+        self.session.sql(create_name(self.name.table(table), path, comment))
 
     def drop(self, table: str) -> None:
         """Remove a name. The files of an external table stay."""
-        self.session.sql(f"DROP TABLE IF EXISTS {self.name.table(table)}")
+        self.session.sql(drop_name(self.name.table(table)))
 
 
 def same_location(one: str, other: str) -> bool:

@@ -40,7 +40,7 @@ _RETRY_S = 60.0
 
 
 @dataclass(slots=True)
-class TableNames:
+class CatalogNames:
     """The names of a job's tables of a source; without a `schema`, it names none.
 
     May be called from several threads. `fault`: the newest fault of the catalog; None once it has
@@ -182,9 +182,11 @@ def taken(schema: CatalogSchema, name: str, entry: CatalogEntry, path: str) -> t
     )
 
 
-def names_in(session: SparkSession, schema: SchemaName | None, source: str, job: str) -> TableNames:
+def names_in(
+    session: SparkSession, schema: SchemaName | None, source: str, job: str
+) -> CatalogNames:
     """Return the names of a job's tables in a schema of the session's catalogs, if it has one."""
-    return TableNames(None if schema is None else CatalogSchema(session, schema), source, job)
+    return CatalogNames(None if schema is None else CatalogSchema(session, schema), source, job)
 
 
 def _name(table: str) -> str:

@@ -64,13 +64,14 @@ def run_table_job(
     stop: threading.Event | None,
     after_commit: Callable[[str], None],
     accelerator: Accelerator | None = None,
+    needs_key: bool = False,
 ) -> int:
     """Run the job that `make` returns, and return its exit code: 1 if a table stopped.
 
     `make` also returns the settings of the job's sessions. It is called once a session exists, so
     it may import pyspark. `log_name`: of the log of the job's cuts; `stop` ends a continuous run;
-    `after_commit` is called after every commit, and `accelerator` takes the place of the session's:
-    both for tests.
+    `needs_key`: the job ignores tables without a key. `after_commit` is called after every commit,
+    and `accelerator` takes the place of the session's: both for tests.
     """
     lake, target = lake_uri(chosen), spark_uri(chosen.target)
     session = job_session(
@@ -101,6 +102,7 @@ def run_table_job(
         settings=settings,
         after_commit=after_commit,
         names=names_in(session, chosen.catalog, chosen.source, name),
+        needs_key=needs_key,
     )
     stream.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
     for error in stream.stopped.values():

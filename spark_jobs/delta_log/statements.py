@@ -111,6 +111,29 @@ def set_properties(path: str, properties: Mapping[str, str]) -> str:
     return f"ALTER TABLE {at_path(path)} SET TBLPROPERTIES ({_properties(properties)})"
 
 
+def comment_columns(path: str, comments: Mapping[str, str], *, at_once: bool) -> list[str]:
+    """Return the statements that set comments of columns. `at_once`: in one, from Spark 4 on."""
+    changes = [f"{quoted(name)} COMMENT {string(text)}" for name, text in comments.items()]
+    parts = [", ".join(changes)] if at_once else changes
+    return [f"ALTER TABLE {at_path(path)} ALTER COLUMN {part}" for part in parts]
+
+
+def create_schema(schema: str) -> str:
+    """Return the statement that creates a schema of a catalog. `schema`: quoted."""
+    return f"CREATE SCHEMA IF NOT EXISTS {schema}"
+
+
+def create_name(table: str, path: str, comment: str) -> str:
+    """Return the statement that names the table at a path. `table`: quoted."""
+    about = f"COMMENT {string(comment)} LOCATION {string(path)}"
+    return f"CREATE TABLE IF NOT EXISTS {table} USING DELTA {about}"
+
+
+def drop_name(table: str) -> str:
+    """Return the statement that removes a table's name. `table`: quoted."""
+    return f"DROP TABLE IF EXISTS {table}"
+
+
 def unset_property(path: str, name: str) -> str:
     """Return the statement that removes a property of a table."""
     return f"ALTER TABLE {at_path(path)} UNSET TBLPROPERTIES ({string(name)})"

@@ -38,7 +38,7 @@ from ingestd.model.errors import (
     did_you_mean_table,
 )
 from ingestd.model.schema import TableId
-from spark_jobs.catalog.table_names import TableNames
+from spark_jobs.catalog.table_names import CatalogNames
 from spark_jobs.delta_log.faults import SPARK_ERRORS
 from spark_jobs.engine.cuts import CutLog, EpochCut
 from spark_jobs.engine.epoch_poll import EpochPoll
@@ -63,6 +63,7 @@ class EpochStream:
     `patterns`: tables to include, as the config's `tables`. `rebuild`: tables to re-create first.
     `after_commit`: called after each commit with the table's name (or the log's), for tests.
     `names`: the tables' names in a catalog.
+    `needs_key`: leave out tables without a key, and log that once.
     """
 
     lake: SourceLake
@@ -74,7 +75,8 @@ class EpochStream:
     rebuild: set[str] = field(default_factory=set)
     settings: Mapping[str, str] = field(default_factory=dict)
     after_commit: Callable[[str], None] = lambda _: None
-    names: TableNames = field(default_factory=TableNames)
+    names: CatalogNames = field(default_factory=CatalogNames)
+    needs_key: bool = False
     stopped: dict[str, TableError] = field(default_factory=dict)
     _at: dict[str, TablePosition] = field(default_factory=dict, init=False)
     _last: EpochCut | None = field(default=None, init=False)
@@ -87,6 +89,7 @@ class EpochStream:
     _cuts: CutLog = field(init=False)
     _known: Registry = field(init=False)
     _registry_version: object = field(default=-1, init=False)
+    _without_key: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._epochs = EpochMemory(self.lake)
@@ -224,8 +227,13 @@ class EpochStream:
             if not self._is_chosen(table):
                 continue
             definition = registry.at_epoch(table, through.end_lsn, is_newest)
-            if definition is not None and definition.is_complete_at_every_epoch:
+            if definition is None or not definition.is_complete_at_every_epoch:
+                continue
+            if definition.key or not self.needs_key:
                 found[table] = definition
+            elif table not in self._without_key:
+                self._without_key.add(table)
+                self._log.warning("table.no_key", table=table)
         return found
 
     def _ensure_any(self) -> None:

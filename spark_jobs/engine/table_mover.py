@@ -193,15 +193,15 @@ class TableMover:
 
     def has_reached(self, table: str, at: TablePosition) -> bool:
         """Return whether a table is as in a cut, or ahead; if not, only its own commits count."""
-        path = table_path(self.target, table)
+        lake, path = self.lake.using(self._session()), table_path(self.target, table)
         try:
-            found = self.owner.find(self.lake, table, path, at, self.rebuild)
+            found = self.owner.find(lake, table, path, at, self.rebuild)
         except TableError:
             return False  # `advance` reports it
         if found is None or found.version != at.version:
             return found is not None and found.version > at.version
         # a re-created table may have reached the same version
-        newest = self.lake.checked.commits_above(self.lake.session, path, at.version - 1)
+        newest = lake.checked.commits_above(lake.session, path, at.version - 1)
         return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest.newer)
 
     def advance(

@@ -34,7 +34,7 @@ class HistoryJob:
 
     def advance(self, lake: SourceLake, step: Step) -> None:
         """Bring a table's history to the end of `step.through`. See `TableJob`."""
-        shape = _shape(lake, step)
+        shape = shape_of(lake, step)
         table = HistoryTable(lake.session, step.path, step.app_id, lake.checked)
         if step.above:
             named = clash(shape, table.columns())
@@ -74,7 +74,8 @@ class HistoryJob:
             _advance(table, window, shape, step)
 
 
-def _shape(lake: SourceLake, step: Step) -> HistoryShape:
+def shape_of(lake: SourceLake, step: Step) -> HistoryShape:
+    """Return the shape of a step's table. Raises TableError if the raw table does not exist."""
     try:
         schema = lake.changes(step.table, above=step.above, through=step.through.number).schema
     except AnalysisException as error:

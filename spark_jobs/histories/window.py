@@ -133,6 +133,59 @@ def read_window(
     return _measured(every.where(above_first), shape, first)
 
 
+def read_changes(
+    lake: SourceLake, table: str, shape: HistoryShape, *, above: int, through: int, rows: int
+) -> Window | None:
+    """Return the rows of the epochs above one, up to another, of a keyed table; they are cached.
+
+    Leaves out each `r` row that came after a change of its key, or a `t`, with a higher position.
+    So a row has a higher position than all rows of its key in earlier epochs, unless the window has
+    the `t` of a snapshot. None if the epochs have no row. `rows`: the expected number; raises
+    RowsGoneError if there are fewer. One Spark job; two if there are `r` rows.
+    """
+    found = _measured(raw_rows(lake, table, shape, above=above, through=through), shape)
+    count = 0 if found is None else found.count
+    if count < rows:
+        if found is not None:
+            found.close()
+        msg = f"{rows - count} rows of epochs {above + 1} to {through} are missing"
+        raise RowsGoneError(msg)
+    if found is None or found.lowest_read is None:
+        return found
+    try:
+        _ensure_all_from(lake, table, found.lowest_read, through)
+        every = raw_rows(lake, table, shape, above=0, through=through)
+        later = _key_changes(every.where(f.col("_cdc_lsn") >= found.lowest_read), shape)
+        return _measured(_without_overtaken(found.rows, later, shape), shape)
+    finally:
+        found.close()
+
+
+def _key_changes(rows: DataFrame, shape: HistoryShape) -> DataFrame:
+    """Return the keys of rows, new and old, with their positions, epochs and operations."""
+    place = ("_cdc_lsn", "_cdc_seq", "_cdc_epoch", "_cdc_op")
+    own = rows.select(*shape.named_parts(), *place)
+    if not has_old_keys(rows, shape):
+        return own
+    old = rows.where(moved(rows, shape))
+    return own.union(old.select(*shape.named_parts(struct=BEFORE, prefix=OF_BEFORE), *place))
+
+
+def _without_overtaken(rows: DataFrame, changes: DataFrame, shape: HistoryShape) -> DataFrame:
+    """Leave out `r` rows that came after a change of their key, or a `t`, above their position."""
+    is_read = f.col("_cdc_op") == SNAPSHOT
+    read = rows.where(is_read).select("*", *shape.named_parts())
+    is_same = f.expr("true")
+    for name in shape.part_names:
+        is_same = is_same & f.col(f"k.{name}").eqNullSafe(f.col(f"c.{name}"))
+    is_above = position("k._cdc_lsn", "k._cdc_seq") > position("c._cdc_lsn", "c._cdc_seq")
+    came_before = f.col("k._cdc_epoch") < f.col("c._cdc_epoch")
+    kept = read.alias("c")
+    for kind in (f.col("k._cdc_op") == TRUNCATE, (f.col("k._cdc_op") != TRUNCATE) & is_same):
+        kept = kept.join(changes.alias("k"), kind & is_above & came_before, "left_anti").alias("c")
+    return rows.where(~is_read).unionByName(kept.drop(*shape.part_names))
+
+
 def _ensure_all_from(lake: SourceLake, table: str, lsn: int, through: int) -> None:
     """Raise RowsGoneError unless all rows from a position on can be read again."""
     lost = lake.epochs_lacking_rows(table, through, lsn, found=0)

@@ -9,6 +9,8 @@ MIRRORS = "_mirror"
 """The mirror job's log of cuts."""
 HISTORIES = "_history"
 """The history job's log of cuts."""
+FEEDS = "_feed"
+"""The feed job's log of cuts."""
 
 
 def table_path(target: str, table: str) -> str:

@@ -60,7 +60,7 @@ def read_table(session: SparkSession, **options: object) -> DataFrame:
     with ThreadPoolExecutor(1) as one:  # (a notebook's own thread may have a loop already)
         source = one.submit(lambda: asyncio.run(find_table(given))).result()
     schema = spark_schema(source.table, given.columns, raw=given.raw)
-    read = TableRead(given, source, schema, uuid4().hex)
+    read = PlannedRead(given, source, schema, uuid4().hex)
     tasks = read.tasks(os.getpid())
 
     def read_all(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -87,7 +87,7 @@ class ReadTask:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TableRead:
+class PlannedRead:
     """What tasks need to read a table. Picklable; contains the DSN, so `repr` hides it.
 
     `load`: identifies the DataFrame that was loaded.
@@ -144,7 +144,7 @@ class TableRead:
             lease.confirm_complete()
 
     def __repr__(self) -> str:
-        return f"TableRead({self.source!r})"
+        return f"PlannedRead({self.source!r})"
 
     @property
     def _filters(self) -> str:

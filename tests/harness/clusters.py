@@ -1,4 +1,4 @@
-"""A Python as on a cluster: the wheel is installed, Spark and Delta are the cluster's own.
+"""A Python as on a cluster: the wheel is installed, Spark is the cluster's own.
 
 No package index is asked: packages are linked from this Python's.
 """
@@ -23,7 +23,7 @@ from ingestd.model.schema import Column, Table, TableId
 ROOT = Path(__file__).parent.parent.parent
 REQUIREMENTS = ROOT / "deploy" / "cluster-requirements.txt"
 ENTRY = ROOT / "deploy" / "spark_entry.py"
-OF_THE_CLUSTER = ("delta-spark", "pyspark", "py4j")
+OF_THE_CLUSTER = ("pyspark", "py4j")
 ORDERS = Table(
     TableId("public", "orders"),
     1,

@@ -35,7 +35,7 @@ from ingestd.postgres.wal.server import inspect_server, refuse_other
 from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots import advance as slot_advance
 from ingestd.postgres.wal.slots.advance import SlotAdvance
-from ingestd.postgres.wal.slots.slot import SlotDecodeGap
+from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
 from ingestd.postgres.wal.spool import SpoolPolicy
 from tests.harness.compare import assert_change_log_is_sound, raw_rows
 from tests.harness.databases import lineage_of

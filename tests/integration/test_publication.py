@@ -17,7 +17,11 @@ from ingestd.postgres.catalog.published_filters import with_row_filters
 from ingestd.postgres.catalog.replica_identity import incomplete, only_inserts
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.wal.publication_sql import column_list, keep_publication
+from ingestd.postgres.wal.publication_sql import (
+    column_list,
+    keep_publication,
+    replace_publication,
+)
 from tests.harness.databases import skip_without_lists
 
 if TYPE_CHECKING:
@@ -85,6 +89,30 @@ async def test_a_column_list_is_made_changed_and_taken_away(people: Database) ->
     assert whole["people"].columns is None
     assert whole["other"] == more["other"]
     assert set(await keep(people, ("other",))) == {"other"}
+
+
+@pytest.mark.attack("table owner")
+async def test_a_locked_table_is_not_in_a_replaced_publication(people: Database) -> None:
+    """All others keep their column lists and row filters; one to keep that is locked is refused."""
+    people.execute(
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "CREATE TABLE surplus (id int PRIMARY KEY)",
+        "CREATE TABLE busy (id int PRIMARY KEY)",
+        "CREATE PUBLICATION kept FOR TABLE people (id, email) WHERE (id > 5), other, surplus, busy"
+        " WITH (publish_via_partition_root = true)",
+    )
+    other, busy = TableId("public", "other"), TableId("public", "busy")
+    with people.connect(autocommit=False) as holder:
+        holder.execute("LOCK TABLE surplus, busy IN SHARE UPDATE EXCLUSIVE MODE")
+        async with await connect(people.dsn) as connection:
+            refused = await replace_publication(
+                connection, "kept", [PEOPLE, busy, other], {PEOPLE: LISTED}
+            )
+    assert refused.keys() == {busy}
+    made = await keep(people, ("people", "other"), {"people": LISTED})
+    assert made.keys() == {"people", "other"}
+    assert listed(made["people"]) == set(LISTED)
+    assert made["people"].row_filter == "(id > 5)"
 
 
 async def test_a_row_filter_set_by_hand_is_kept(people: Database) -> None:

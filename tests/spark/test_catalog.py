@@ -19,7 +19,7 @@ from ingestd.testing.embedded.daemon import module_environment
 from spark_jobs import history, mirror
 from spark_jobs.catalog.entries import CatalogSchema
 from spark_jobs.catalog.schema_name import SchemaName
-from spark_jobs.catalog.table_names import TableNames
+from spark_jobs.catalog.table_names import CatalogNames
 from spark_jobs.cli.arguments import EXIT_DONE, EXIT_OPERATOR, EXIT_TRANSIENT
 from spark_jobs.lake.targets import table_path
 from spark_jobs.reconciling.report import Reconciliation, append_tables, name_report
@@ -213,7 +213,7 @@ def test_without_its_catalog_a_mirror_moves_all_the_same(
 def test_a_catalog_that_fails_is_not_asked_for_each_table(
     spark: SparkSession, unreachable: str
 ) -> None:
-    names = TableNames(CatalogSchema(spark, SchemaName.parse(unreachable)), "shop", "mirror")
+    names = CatalogNames(CatalogSchema(spark, SchemaName.parse(unreachable)), "shop", "mirror")
     names.open()
     fault = names.fault
     assert fault is not None

@@ -64,7 +64,7 @@ def test_submitted_commands_are_what_the_jobs_take() -> None:
             assert NEWEST.package in command[command.index("--packages") + 1]
         parse(script, rest)
         seen.add(Path(script).stem)
-    assert seen == {"mirror", "history", "backfill", "reconcile"}
+    assert seen == {"mirror", "history", "feed", "backfill", "reconcile"}
     assert f"apache/spark:{NEWEST.spark}." in text
     for link in re.findall(r"\]\(([^):]+)\)", text):
         assert (DEPLOY / link).exists(), link

@@ -88,6 +88,8 @@ def test_all_but_the_accelerator_is_public() -> None:
 
 EXCHANGE = {
     "lake/exchange.py": {"createDataFrame", "mapInArrow", "toArrow"},
+    "source/split_frame.py": {"mapInArrow"},  # tasks' own rows, which no driver has
+    "source/table_read.py": {"mapInArrow"},  # the same
     "reconciling/report.py": {"createDataFrame"},  # of Python's own values
     "reconciling/roll_forward.py": {"createDataFrame"},  # the same
 }

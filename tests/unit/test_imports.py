@@ -66,6 +66,7 @@ LOOSE = {
         "backfill",
         "datasource",
         "epochs",
+        "feed",
         "history",
         "mirror",
         "pairs",

@@ -3,13 +3,12 @@
 Each `u` and `d` contains the complete old row and removes one equal row, as in
 `ingestd.lake.fold.plain`. In a server's log it always follows that row, so only the number of equal
 rows counts, not their order. Rows are distinguished by a 64-bit hash of their values
-(`ingestd.digests.value_hashes`) and a random number: otherwise a client could choose two rows with
+(`ingestd.digests.value_hashes`) with a random salt: otherwise a client could choose two rows with
 the same hash.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.digests.value_hashes import Hashes, row_hashes
+from ingestd.digests.value_hashes import HashBlocks, Hashes, row_hashes
 from ingestd.lake.fold.raw_texts import TextEntries
 from ingestd.model.changes import DELETE, OF_BEFORE, field_of
 
@@ -41,7 +40,7 @@ class MultisetRows:
 
     names: Sequence[str]
     fill: Fill = _as_they_are
-    salt: int = field(default_factory=lambda: secrets.randbits(63))
+    blocks: HashBlocks = field(default_factory=HashBlocks.salted)
 
     def added(self, changes: pa.Table) -> pa.Table:
         """Return the rows that changes add: these columns, and the texts of values in RAW."""
@@ -58,12 +57,9 @@ class MultisetRows:
 
     def hashes(self, rows: pa.Table) -> Hashes:
         """Return a number for each row in that form: equal rows have equal numbers."""
-        salt = pa.array(np.full(1, self.salt))
-        found = [np.empty(0, np.uint64)]
-        for batch in rows.to_batches():
-            salts = salt.take(pa.array(np.zeros(len(batch), np.int8)))
-            found.append(row_hashes([salts, *batch.columns], len(batch)))
-        return np.concatenate(found)
+        batches = rows.to_batches()
+        found = (row_hashes(batch.columns, len(batch), self.blocks) for batch in batches)
+        return np.concatenate([np.empty(0, np.uint64), *found])
 
     def _complete(self, rows: pa.Table) -> pa.Table:
         return self.fill(rows).select([*self.names, RAW])

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.digests.row_digests import key_digests
-from ingestd.digests.value_hashes import Hashes, column_hashes, row_hashes
+from ingestd.digests.value_hashes import BLOCKS, HashBlocks, Hashes, column_hashes, row_hashes
 from ingestd.lake.delta.arrow_types import plain
 from ingestd.lake.delta.data_files import DataFileReader, open_parquet
 from ingestd.lake.delta.log import TableLog
@@ -99,10 +99,12 @@ def epochs_of(statistics: Mapping[str, Any]) -> tuple[int, int]:
     return (0 if low is None else low), (1 << 62 if high is None else high)
 
 
-def key_hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
+def key_hashes(rows: pa.Table, key: Sequence[str], blocks: HashBlocks = BLOCKS) -> Hashes:
     """Return a hash of each row's key."""
     return _joined(
-        key_digests(((column_hashes(c), c.type) for c in batch.columns), batch.num_rows)
+        key_digests(
+            ((column_hashes(c, blocks), c.type) for c in batch.columns), batch.num_rows, blocks.salt
+        )
         for batch in rows.select(list(key)).to_batches()
     )
 

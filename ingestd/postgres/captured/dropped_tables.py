@@ -64,6 +64,8 @@ def row_of(entry: RegisteredTable, identity: ReplicaIdentity) -> TableRow:
         readable=True,
         unreadable=(),
         owned=False,
+        owner=0,
+        owner_name="",
         numbered=0,
         primary_key=None,
         identity_key=None,

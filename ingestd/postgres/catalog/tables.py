@@ -43,6 +43,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
                   AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT') ORDER BY a.attnum)
        END AS unreadable,
        pg_has_role(c.relowner, 'USAGE') AS owned,
+       c.relowner::int8 AS owner, pg_catalog.pg_get_userbyid(c.relowner)::text AS owner_name,
        c.relnatts::int AS numbered,
        (pk.indkey::int2[])[0:pk.indnkeyatts - 1] AS primary_key,
        CASE WHEN ri.indkey IS NOT NULL THEN (ri.indkey::int2[])[0:ri.indnkeyatts - 1]
@@ -192,6 +193,8 @@ class TableRow:
     readable: bool
     unreadable: tuple[str, ...]
     owned: bool
+    owner: int
+    owner_name: str
     numbered: int
     primary_key: tuple[int, ...] | None
     identity_key: tuple[int, ...] | None

@@ -60,9 +60,9 @@ from ingestd.postgres.wal.slots.create import (
     prepare_slot,
     temporary_point,
 )
+from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
 from ingestd.postgres.wal.slots.sent_tables import SentTables
 from ingestd.postgres.wal.slots.slot import (
-    SlotDecodeGap,
     find_slot,
     missing_slot,
     moved_slot,
@@ -102,7 +102,7 @@ class WalCapture:
         self._memory_bytes = memory_bytes
         self._snapshots: list[SlotSnapshot | IncrementalSnapshot] = []
         self._decode_gap = decode_gap or SlotDecodeGap()
-        self._tables = SourceTables(settings, evidence, unsendable=self._decode_gap.unsendable)
+        self._tables = SourceTables(settings, evidence, decode_gap=self._decode_gap)
         self._relations = Relations(
             self._describe,
             settings.streams,
@@ -231,14 +231,21 @@ class WalCapture:
         self._relations.use_tables(tables, self._tables.dropped)
         self._stream.resolve_again()
         with self._control.errors("prepare"):
-            unpublished = await prepare_publication(
-                control, self._settings, tables, is_live=self._is_live, where=self._where
+            change = await prepare_publication(
+                control,
+                self._settings,
+                tables,
+                is_live=self._is_live,
+                evicts=self._passes and not self._is_live,
+                where=self._where,
             )
-            busy = frozenset(unpublished)
+            busy = frozenset(change.refused)
             self._tables.refusals.suspect(
-                t for t, error in unpublished.items() if not is_locked(error)
+                t for t, error in change.refused.items() if not is_locked(error)
             )
-            is_news, fingerprints = await self._tables.take_publication()
+            is_news, fingerprints = await self._tables.take_publication(
+                is_replaced=change.is_replaced
+            )
             if is_news:
                 self._relations.noticed.set()
             is_moved, exported = False, None

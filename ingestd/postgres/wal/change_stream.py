@@ -20,11 +20,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
+from typing import NoReturn
 
 import psycopg
 import structlog
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
+from ingestd.decode.pgoutput.relation import ResolveRelation
 from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.decode.values.encodings import Encoding, encoding_of
 from ingestd.failpoints import reach_async
@@ -59,7 +61,8 @@ from ingestd.postgres.wal.replication_stream import (
 from ingestd.postgres.wal.server import AskPosition, ServerPosition, WalServer
 from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
-from ingestd.postgres.wal.slots.slot import SlotDecodeGap, moved_slot, older_slot, skipped
+from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
+from ingestd.postgres.wal.slots.slot import moved_slot, older_slot, skipped
 from ingestd.postgres.wal.spool import FileSpool, SpoolPolicy
 
 _REREAD = (
@@ -121,6 +124,7 @@ class ChangeStream:
         self._encoding = encoding_of(server.encoding)
         self._server_at.mark_uncertain()
         self.confirmation.begin(start, server.lineage)
+        await self._try_failed(start, server)
         while True:
             async with contextlib.aclosing(self._drain_backlogs()) as change_sets:
                 async for change_set in change_sets:
@@ -174,15 +178,40 @@ class ChangeStream:
                     async for change_set in change_sets:
                         yield change_set
             except (OperatorError, ProtocolError, TransientError) as raised:
-                fault = raised
-                if isinstance(raised, ProtocolError):
-                    fault = self._with_location(raised, "stream", decoder.position)
-                classified = self._classify_end(fault, streams_in_progress=streams_in_progress)
-                if classified is raised:
-                    raise
-                raise classified from raised.__cause__ or raised
+                self._raise_end(raised, streams_in_progress=streams_in_progress)
             finally:
                 spool.close()
+
+    async def _try_failed(self, start: Lsn, server: WalServer) -> None:
+        """Read the transaction of a row that could not be sent, alone. Raises as `changes`.
+
+        On a new connection the server sends each relation again, before its first row. So those
+        that arrive are of this transaction, and the row is of one of them. Nothing is delivered.
+        """
+        after = self._decode_gap.failed_after
+        if after is None or after < start:
+            return
+        end = await self._server_at.query_end(self._lineage)
+        stream = await self._open_stream(after, server, start, streams_in_progress=False)
+        self._encoding = stream.encoding
+        decoder, spool = self._new_decoder(lambda _: None), self._new_spool()
+        passing = StreamedTransactions(spool)
+        try:
+            decoder.idle(after)
+            stream.begin_reporting()
+            while decoder.position < end:
+                decoding = BlockDecoder(decoder, passing, await stream.receive())
+                while not decoding.is_done:
+                    await asyncio.to_thread(decoding.decode_some)
+                stream.set_received(decoder.position)
+                if decoding.ended is not None:
+                    raise stream.fault(decoding.ended) from decoding.ended
+        except (OperatorError, ProtocolError, TransientError) as raised:
+            self._raise_end(raised, streams_in_progress=False, is_alone=True)
+        finally:
+            spool.close()
+            await stream.close()
+        self._decode_gap.failed_after = None  # the server can send it now
 
     async def _decoded(
         self,
@@ -220,8 +249,27 @@ class ChangeStream:
         """Return the error with the place where it occurred."""
         return error.within(f"source {self._source}, {what}, after {position}")
 
-    def _classify_end(self, error: IngestdError, *, streams_in_progress: bool) -> IngestdError:
-        """Return what this end of the stream means for the next start; else the error itself."""
+    def _raise_end(
+        self, raised: IngestdError, *, streams_in_progress: bool, is_alone: bool = False
+    ) -> NoReturn:
+        """Raise what this end of the stream means for the next start."""
+        fault = raised
+        if isinstance(raised, ProtocolError) and self._decoder is not None:
+            fault = self._with_location(raised, "stream", self._decoder.position)
+        fault = self._classify_end(
+            fault, streams_in_progress=streams_in_progress, is_alone=is_alone
+        )
+        if fault is raised:
+            raise raised
+        raise fault from raised.__cause__ or raised
+
+    def _classify_end(
+        self, error: IngestdError, *, streams_in_progress: bool, is_alone: bool
+    ) -> IngestdError:
+        """Return what this end of the stream means for the next start; else the error itself.
+
+        `is_alone`: the stream began with the transaction that failed.
+        """
         cause = error.__cause__
         if isinstance(error, TransientError) and not is_of_a_row(cause):
             return error
@@ -243,31 +291,44 @@ class ChangeStream:
                 remedy="nothing to do: the next connection has transactions sent after they commit",
             )
         if isinstance(cause, psycopg.Error) and is_of_a_row(cause):
-            return self._row_error(error, cause)
+            return self._row_error(error, cause, is_alone=is_alone)
         return error
 
-    def _row_error(self, error: IngestdError, cause: psycopg.Error) -> IngestdError:
+    def _row_error(
+        self, error: IngestdError, cause: psycopg.Error, *, is_alone: bool
+    ) -> IngestdError:
         """Return the error of a row that the server can't output, wherever the slot is read.
 
         The slot can't pass it, so if it fails there repeatedly, its changes are lost: `continuity`
-        reports that, and all tables are re-read from a new slot, except the row's table, where that
-        is certain. Only if the config allows it; otherwise the operator decides.
+        reports that, and all tables are re-read from a new slot, except those that are kept out
+        (`decode_gap`). Only if the config allows it; otherwise the operator decides.
         """
         settings, decode_gap, decoder = self._settings, self._decode_gap, self._decoder
-        may_reread = settings.slot_lost == "resnapshot" and settings.snapshot == "initial"
-        suspects = frozenset() if decoder is None else self._relations.suspects(decoder)
-        if not may_reread:
+        if not (settings.slot_lost == "resnapshot" and settings.snapshot == "initial"):
             return OperatorError(error.what, remedy=_REREAD)
-        if not (settings.manage and decode_gap.may_renew(suspects)):
-            remedy = f"correct it in its table; or {self._skip_row_remedy('its column')}"
-            return OperatorError(error.what, remedy=remedy)
+        in_its_table = f"correct it in its table; or {self._skip_row_remedy('its column')}"
+        if not settings.manage:
+            return OperatorError(error.what, remedy=in_its_table)
+        after = self._position if decoder is None else decoder.position
+        failures = decode_gap.fail(failed_row_at(cause) or str(after), after)
         is_memory = isinstance(cause, psycopg.errors.OutOfMemory)
-        if decode_gap.fail(failed_row_at(cause) or str(self._position)) < (5 if is_memory else 2):
+        if decoder is None or not is_alone or failures < (5 if is_memory else 2):
             remedy = "nothing to do: retried; then all tables are re-snapshotted"
+            return TransientError(error.what, reason="row_not_sent", remedy=remedy)
+        suspects = self._relations.suspects(decoder)
+        wait_s = decode_gap.wait_s(suspects)
+        if wait_s > 0 and not decode_gap.can_keep_out(suspects):
+            return OperatorError(error.what, remedy=in_its_table)
+        if wait_s > 0:
+            remedy = (
+                f"nothing to do: in {wait_s / 60:.0f} min all tables are re-snapshotted. To prevent"
+                " that, find the role that writes such rows by the tables that are stopped, and "
+                "revoke its right to write them"
+            )
             return TransientError(error.what, reason="row_not_sent", remedy=remedy)
         why = why_unsendable(cause) or loggable_message(cause)
         decode_gap.undecodable = f"slot {settings.slot!r} can't pass a row: {why}"
-        decode_gap.unsendable |= dict.fromkeys(suspects, f"one of its changes can't be sent: {why}")
+        decode_gap.accuse(suspects, why)
         return TransientError(error.what, reason="row_not_sent")
 
     def _is_of_publication(self, fault: BaseException | None) -> bool:
@@ -414,10 +475,10 @@ class ChangeStream:
             f"'{self._settings.slot}'); and start it: all tables are re-snapshotted"
         )
 
-    def _new_decoder(self) -> PgoutputDecoder:
+    def _new_decoder(self, resolve: ResolveRelation | None = None) -> PgoutputDecoder:
         hold_bytes = min(8 << 20, bytes_of(HELD_MESSAGES, self._memory_bytes))
         self._decoder = PgoutputDecoder(
-            self._relations.resolve,
+            resolve or self._relations.resolve,
             report_partition=self._relations.report_partition,
             report_message=self._relations.report_ddl,
             hold_bytes=hold_bytes,

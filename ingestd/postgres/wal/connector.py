@@ -20,7 +20,7 @@ from ingestd.postgres.wal.discovery import SourceTables
 from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.preflight import demand_for, preflight
 from ingestd.postgres.wal.server import inspect_server
-from ingestd.postgres.wal.slots.slot import SlotDecodeGap
+from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 

@@ -54,10 +54,10 @@ from ingestd.postgres.wal.server import (
     WalServer,
     switch_points,
 )
+from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
 from ingestd.postgres.wal.slots.slot import (
     FIRST_WITH_FAILOVER,
     Slot,
-    SlotDecodeGap,
     find_slot,
     gap_before,
 )

@@ -15,7 +15,6 @@ from ingestd.model.changes import ChangeSet
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import Notice, RegisteredTable
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_checks import WITHOUT_ITS_VALUE
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
 from ingestd.postgres.captured.catalog import Catalog, read_catalog
@@ -43,6 +42,7 @@ from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.enum_labels import EnumColumns, enum_columns, unknown_labels
 from ingestd.postgres.wal.publication import PublicationRefusals, unpublishable
 from ingestd.postgres.wal.server import WalServer
+from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
 
 Known = Mapping[TableId, RegisteredTable]
 ReadCatalog = Callable[[WalSettings, Mapping[TableId, Published]], Awaitable[Catalog]]
@@ -87,8 +87,8 @@ class SourceTables:
     """The tables that the config asks for, as of the last discovery.
 
     Used on the event loop only. Raises psycopg.Error. `evidence`: what the stream has reported,
-    also to earlier captures, which may have ended before a discovery. `unsendable`: see
-    `SlotDecodeGap`.
+    also to earlier captures, which may have ended before a discovery. `decode_gap`: knows which
+    tables are kept out, because the server can't output a row.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class SourceTables:
         settings: WalSettings,
         evidence: StreamEvidence | None = None,
         *,
-        unsendable: Mapping[int | TableId, str] | None = None,
+        decode_gap: SlotDecodeGap | None = None,
         read: ReadCatalog = read_catalog,
     ) -> None:
         self._settings = settings
-        self._unsendable = {} if unsendable is None else unsendable
+        self._decode_gap = decode_gap or SlotDecodeGap()
         self._read_catalog = read
         self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
@@ -126,6 +126,7 @@ class SourceTables:
         # would look as if the catalog had restored what it lacks.
         known = dict(known)
         catalog = await self._read_catalog(self._settings, self._catalog.published)
+        self._decode_gap.note_owners(catalog.rows)
         types = await self._definitions.use_catalog(connection, catalog, known)
         dropped = await find_dropped(connection, known.values(), self._settings.streams)
         self._definitions.use_dropped(dropped)
@@ -235,11 +236,14 @@ class SourceTables:
         what = f'ddl_log = "event_trigger": {fault.what}; only the catalog checks apply'
         return (Notice("ddl_log.incomplete", what, fault.remedy),)
 
-    async def take_publication(self) -> tuple[bool, dict[TableId, str]]:
+    async def take_publication(
+        self, *, is_replaced: bool = False
+    ) -> tuple[bool, dict[TableId, str]]:
         """Record our own changes to the publication; those of others are found as differences.
 
         An entry replaced for another column list is no gap; an entry with the same list belongs to
-        a table that someone had removed. A publication that we had to alter is no gap either.
+        a table that someone had removed. A publication that we had to alter, or to replace, is no
+        gap either.
         Return whether `_tables` needs new entries, by another discovery; and its entries for the
         tables that were not published before, from their first row in it on: the next start must
         know by which entry they were published.
@@ -257,10 +261,11 @@ class SourceTables:
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
                 self._is_reported = False
-                if now.columns != then.columns:
+                if is_replaced or now.columns != then.columns:
                     self._replaced.add(now.membership)
         before, publication = self._catalog.publication, catalog.publication
-        if before is not None and publication is not None and not before.is_complete:
+        is_ours = is_replaced or (before is not None and not before.is_complete)
+        if before is not None and publication is not None and is_ours:
             self._is_reported &= publication == before
             self._publication_as_altered = publication.altered
         self._catalog = replace(self._catalog, published=ours)
@@ -390,10 +395,7 @@ class SourceTables:
             fault = unpublishable(settings, row, catalog.publication)
             if fault is not None:
                 return Refused(table, fault)
-        kept_out = self.refusals.reasons.get(row.id)
-        unsendable = self._unsendable.get(row.oid) or self._unsendable.get(row.id)
-        if unsendable is not None:
-            kept_out = TableError(row.id, unsendable, remedy=WITHOUT_ITS_VALUE)
+        kept_out = self._decode_gap.table_error(row) or self.refusals.reasons.get(row.id)
         return table if kept_out is None else Refused(table, kept_out)
 
     def _gap(

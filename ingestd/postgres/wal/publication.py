@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -27,9 +28,11 @@ from ingestd.postgres.wal.publication_sql import (
     keep_each,
     keep_publication,
     kept_out,
+    must_be_replaced,
     owners_statement,
     partitioned_of,
     refused_by_trigger,
+    replace_publication,
 )
 
 TRY_AGAIN_S = 60.0
@@ -41,19 +44,28 @@ Meanwhile the other tables are locked: not against reads and writes, but against
 writes then queue behind the DDL."""
 
 
+@dataclass(frozen=True, slots=True)
+class PublicationChange:
+    """The tables that the server refused to publish; whether the publication is a new one."""
+
+    refused: Mapping[TableId, psycopg.Error]
+    is_replaced: bool = False
+
+
 async def prepare_publication(
     control: AsyncConnection[Any],
     settings: WalSettings,
     tables: Sequence[Table],
     *,
     is_live: bool,
+    evicts: bool = False,
     where: str,
-) -> dict[TableId, psycopg.Error]:
-    """Create, alter or check the publication; return the tables that the server refuses, and why.
+) -> PublicationChange:
+    """Create, alter or check the publication. Return the tables that the server refuses, and why.
 
     They are locked, or dropped, or refused permanently (`publication_sql.kept_out`). `is_live`: the
-    stream is running. `where` begins an error's text. Raises psycopg.Error, OperatorError,
-    TransientError (``publication_lost``).
+    stream is running. `evicts`: no other table may stay in it, even if it is locked. `where` begins
+    an error's text. Raises psycopg.Error, OperatorError, TransientError (``publication_lost``).
     """
     name = settings.publication
     names = [t.id for t in tables]
@@ -71,14 +83,14 @@ async def prepare_publication(
         fault = check_publication(name, found, names, lists, partitioned)
         if fault is not None:
             raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
-        return {}
+        return PublicationChange({})
     try:
         # Not on the connection that serves the decoder: waiting for a lock may take a while.
         dsn = settings.dsn.get_secret_value()
         async with await connect(
             dsn, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
         ) as connection:
-            return await _keep(connection, name, names, lists)
+            return await _keep(connection, name, names, lists, evicts=evicts)
     except psycopg.errors.ReadOnlySqlTransaction as error:
         statement = printed(create_statement(name, names, lists))
         raise OperatorError(
@@ -103,16 +115,28 @@ async def prepare_publication(
 
 
 async def _keep(
-    connection: AsyncConnection[Any], name: str, names: Sequence[TableId], lists: ColumnLists
-) -> dict[TableId, psycopg.Error]:
+    connection: AsyncConnection[Any],
+    name: str,
+    names: Sequence[TableId],
+    lists: ColumnLists,
+    *,
+    evicts: bool,
+) -> PublicationChange:
     """Publish all tables at once, or one by one if the server refuses that for any reason (I8)."""
     try:
         await keep_publication(connection, name, names, lists)
     except psycopg.Error:
         if connection.closed:
             raise
-        return await keep_each(connection, name, names, lists)
-    return {}
+        if evicts and await must_be_replaced(connection, name, names):
+            try:
+                refused = await replace_publication(connection, name, names, lists)
+                return PublicationChange(refused, is_replaced=True)
+            except psycopg.Error:  # also no privilege, or an event trigger: the tables stay in it
+                if connection.closed:
+                    raise
+        return PublicationChange(await keep_each(connection, name, names, lists))
+    return PublicationChange({})
 
 
 def unpublishable(

@@ -11,6 +11,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.postgres.rewrites.ddl_log import DdlEvent, parse
+from ingestd.postgres.wal.slots.decode_gap import RowSuspects
 
 Describe = Callable[[Relation, TableId], Awaitable[Table]]
 """Returns the captured table of that name with the message's columns. Raises TableError."""
@@ -80,18 +81,19 @@ class Relations:
             return None
         return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
 
-    def suspects(self, decoder: PgoutputDecoder) -> frozenset[int | TableId]:
-        """Return the relation whose row the server failed to send, if that is certain.
+    def suspects(self, decoder: PgoutputDecoder) -> RowSuspects:
+        """Return the relations one of which has the row that the server failed to send.
 
-        By its OID, and by its name in the transaction of that row.
-        A relation is sent before its first row, but after the row passed a filter. So it is the
-        last relation if no row follows; or the only one, if no row could fail in a filter.
+        `decoder`: of a stream that began with that row's transaction. A relation is sent before its
+        first row, but after the row passed a filter. So it is the last relation if no row follows;
+        otherwise one of those that were sent, if no row could fail in a filter.
         """
         sent, last = decoder.relations()
-        if not last:
-            is_filtered = any(table.row_filter is not None for table in self._kept.values())
-            last = frozenset(sent if len(sent) == 1 and not is_filtered else ())
-        return last | {sent[oid] for oid in last}
+        if last:
+            return RowSuspects({oid: sent[oid] for oid in last}, is_certain=True)
+        is_filtered = any(table.row_filter is not None for table in self._kept.values())
+        is_complete = bool(sent) and not is_filtered
+        return RowSuspects(sent, is_certain=is_complete and len(sent) == 1, is_complete=is_complete)
 
     def report_partition(self, partition: Relation, table: int) -> None:
         """Report to the loop the partition of a change. For the decoder's thread."""

@@ -249,11 +249,16 @@ class ServerPosition:
         """Forget the known end: from here on it may be another server."""
         self._known = ZERO
 
+    async def query_end(self, lineage: str) -> Lsn:
+        """Return the end as the server reports it now."""
+        self._known = max(self._known, await self._ask(lineage))
+        return self._known
+
     async def ensure_reached(self, position: Lsn, lineage: str) -> None:
         """Raise ProtocolError if the server has not reached this position of its stream."""
         if position <= self._known:
             return
-        self._known = max(self._known, await self._ask(lineage))
+        await self.query_end(lineage)
         if position > self._known:
             msg = f"the server sent position {position}, beyond the end of its WAL ({self._known})"
             raise ProtocolError(msg, where=self._where)

@@ -218,6 +218,7 @@ NAMES = "public.x\x1b[31m\x1b]0;title\x07", "b\rERROR", "c\u2028ERROR", "d\x85ER
 """Names that the owner of a captured table may choose."""
 
 
+@pytest.mark.attack("table owner")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("is_library", [False, True])
 def test_a_name_is_no_escape_sequence_and_no_line(

@@ -866,6 +866,7 @@ async def test_a_drain_ends_with_the_rows_or_the_fault(kind: type[FakeCapture]) 
                 await pipeline.run(stop, drained)
 
 
+@pytest.mark.attack("table owner")
 async def test_a_drain_ends_though_a_table_is_altered() -> None:
     """Its owner could keep `run --once` from ending."""
     base = FakeDatabase([A, B])

@@ -12,6 +12,7 @@ import pytest
 import ingestd
 from ingestd.lake.fold.raw_texts import RAW_TYPE, TextEntries
 from ingestd.model.schema import Column, Table
+from tests.harness.colliding import texts_of_one_hash
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
 
@@ -139,6 +140,21 @@ def test_histories_of_keys_of_any_type(name: str, tmp_path: Path) -> None:
     found = read.history({"k": key})
     assert [found[n].to_pylist() for n in ("id", "note")] == [[1, 3], ["a", "a"]]
     assert read.history({"k": None}).num_rows == 0
+
+
+@pytest.mark.attack("table owner")
+def test_refuted_a_history_has_no_key_of_the_same_hash(tmp_path: Path) -> None:
+    """Who may insert a row could add changes to the history of another one."""
+    key, other = texts_of_one_hash()
+    column = Column("k", 25, -1, pa.string(), "text", identity=True)
+    columns = (column, *(replace(c, identity=False) for c in BEFORE.columns[:2]))
+    table = replace(BEFORE, columns=columns, key=("k",), before=("k",))
+    lake = RawLake(tmp_path / "lake")
+    lake.record("live", table, snapshot_lsn=1)
+    change(lake, table, k=key, id=1, note="a")
+    change(lake, table, k=other, id=2, note="b")
+    read = ingestd.open_lake(str(lake.uri)).source("shop").table("public.orders")
+    assert read.history({"k": key})["id"].to_pylist() == [1]
 
 
 def test_unsent_parts_of_a_key_are_in_the_old_row(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import pytest
 import ingestd
 from ingestd.lake.layout import Layout
 from ingestd.model.errors import ConfigError, OperatorError, TransientError
+from ingestd.reading.export import write_rows
 from ingestd.reading.query import run_query
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
@@ -135,6 +137,7 @@ def test_a_fault_in_later_rows_is_the_statement_s(source: LakeSource) -> None:
     assert "correct the statement" in str(caught.value.remedy)
 
 
+@pytest.mark.attack("account")
 def test_rows_are_spilled_to_a_folder_of_this_user(
     lake: RawLake, source: LakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,3 +156,10 @@ def test_rows_are_spilled_to_a_folder_of_this_user(
     del reader
     gc.collect()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_refuted_columns_of_one_name_are_refused(source: LakeSource, form: str) -> None:
+    rows = run_query(source, 'SELECT * FROM items a, "Lines" b')
+    with pytest.raises(ConfigError, match="two columns are named 'id'"):
+        write_rows(rows, form, io.BytesIO())

@@ -269,6 +269,7 @@ def test_rows_between_changed_ones_are_kept(lake: RawLake, changed: int) -> None
     assert entries(lake) == [2]
 
 
+@pytest.mark.attack("lake writer")
 def test_a_lake_of_the_same_id_has_its_own_rows(lake: RawLake) -> None:
     """Who writes a copy of a lake decided what readers of the original saw."""
     write_lake_id(open_store(str(lake.uri), None))

@@ -122,6 +122,14 @@ def test_java_is_required_unless_it_runs_already(pair: Pair) -> None:
         assert ensure_pair(there, starts_java=False) is pair
 
 
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_deltas_python_package_is_not_required_where_spark_runs(pair: Pair) -> None:
+    there = replace(complete(pair), delta=None)
+    with pytest.raises(OperatorError, match="delta-spark is not installed"):
+        ensure_pair(there)
+    assert ensure_pair(there, starts_java=False) is pairs_of(pair.spark)[0]
+
+
 def test_jars_of_another_spark_are_refused() -> None:
     there = replace(complete(NEWEST), jars=("3.5.7", "2.12"), spark_home="/opt/spark")
     with pytest.raises(OperatorError, match=r"SPARK_HOME \(/opt/spark\) are those of Spark 3.5.7"):

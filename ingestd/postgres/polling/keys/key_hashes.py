@@ -1,7 +1,9 @@
 """64-bit hashes of rows' keys: equal for equal keys, and almost always different otherwise.
 
 Two keys of a single integer column never share a hash. For other keys,
-`ingestd.digests.value_hashes` has the probability.
+`ingestd.digests.value_hashes` has the probability. The hashes of a process have a random salt:
+otherwise a client could insert a key with the hash of another one, whose row would never be found
+deleted.
 """
 
 from __future__ import annotations
@@ -11,8 +13,18 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from ingestd.digests.value_hashes import Hashes, column_hashes, combined, text_hash, with_one_zero
+from ingestd.digests.value_hashes import (
+    BLOCKS,
+    HashBlocks,
+    Hashes,
+    column_hashes,
+    combined,
+    text_hash,
+    with_one_zero,
+)
 from ingestd.model.schema import Table
+
+_SALTED = HashBlocks.salted()
 
 
 def key_names(table: Table) -> list[str]:
@@ -32,19 +44,24 @@ def key_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:
     sliced or encoded. A value that its column can't hold, and one of a nested type, is hashed by
     its text.
     """
-    return combined(_by_column(table, rows), rows.num_rows)
+    return combined(_by_column(table, rows, _SALTED), rows.num_rows, _SALTED.salt)
 
 
-def _by_column(table: Table, rows: pa.RecordBatch) -> Iterator[Hashes]:
+def lasting_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:
+    """Return hashes that are the same in each process, of which a client may choose equal ones."""
+    return combined(_by_column(table, rows, BLOCKS), rows.num_rows)
+
+
+def _by_column(table: Table, rows: pa.RecordBatch, blocks: HashBlocks) -> Iterator[Hashes]:
     kept = _kept(rows)
     for name in key_names(table):
         column = _comparable(rows.column(name))
         kind = column.type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        hashes = with_one_zero(column_hashes(column), kind)
+        hashes = with_one_zero(column_hashes(column, blocks), kind)
         for row, texts in kept:
             if name in texts:
-                hashes[row] = text_hash(texts[name])
+                hashes[row] = text_hash(texts[name], blocks)
         yield hashes
 
 

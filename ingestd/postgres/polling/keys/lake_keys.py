@@ -28,7 +28,7 @@ from ingestd.digests.value_hashes import Hashes
 from ingestd.model.changes import DELETE, TRUNCATE
 from ingestd.model.schema import Table
 from ingestd.ports import ChangeLog
-from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes
+from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes, lasting_hashes
 from ingestd.postgres.polling.keys.sorted_hashes import cut_to, distinct, find
 
 LEAST_BYTES = 1 << 20
@@ -47,15 +47,16 @@ class _TooManyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KeyPartition:
-    """One of `count` (a power of two) equal parts of all hashes."""
+    """One of `count` (a power of two) equal parts of all keys, by their `lasting_hashes`.
+
+    A later process may continue a sweep with it.
+    """
 
     number: int = 0
     count: int = 1
 
-    def flags(self, hashes: Hashes) -> NDArray[np.bool_] | None:
-        """Return which of these hashes are in this part; None for all."""
-        if self.count == 1:
-            return None
+    def flags(self, hashes: Hashes) -> NDArray[np.bool_]:
+        """Return which of these hashes are in this part, which is not the whole."""
         shift = np.uint64(_BITS + 1 - self.count.bit_length())
         inside: NDArray[np.bool_] = (hashes >> shift) == np.uint64(self.number)
         return inside
@@ -188,8 +189,10 @@ class _Search:
         """Return the hashes and positions of the rows in this part."""
         lsn, seq = (rows.column(name).to_numpy() for name in _POSITION)
         hashes = key_hashes(self._table, rows)
-        inside = self._part.flags(hashes)
-        return (hashes, lsn, seq) if inside is None else (hashes[inside], lsn[inside], seq[inside])
+        if self._part.count == 1:
+            return hashes, lsn, seq
+        inside = self._part.flags(lasting_hashes(self._table, rows))
+        return hashes[inside], lsn[inside], seq[inside]
 
 
 async def keys_held(
@@ -207,7 +210,11 @@ async def keys_held(
             found.append(hashes)
     if sum(map(len, found)) * _BYTES > limit_bytes:
         return None
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    if len(found) == 1:
+        return found[0]
+    hashes = np.concatenate(found)
+    hashes.sort()
+    return hashes
 
 
 async def parts_held(
@@ -218,7 +225,7 @@ async def parts_held(
     *,
     least_bytes: int = LEAST_BYTES,
 ) -> AsyncGenerator[tuple[KeyPartition, Hashes], None]:
-    """Yield these hashes part by part, in order, each within the limit and as of a later moment.
+    """Yield these hashes part by part, each sorted, within the limit, and as of a later moment.
 
     Starts with the part `first`: earlier parts are left out. The limit is at least `least_bytes`.
     """

@@ -11,7 +11,7 @@ transactions that write now have ended, and until then the source would deliver 
     the lake records that all tables are    the next start streams to that row again, or moves the
     to be read again, also those that are   slot at once
     not captured any more (`Startup`)
-    the publication leaves the table out    the same
+    the publication leaves tables out       the same, and a new publication: tables are re-read
     the slot is moved                       the lake has no table that needs continuity: the slot
                                             is moved once more, to a new point, and that
                                             waits for those transactions

@@ -5,10 +5,8 @@ Source: PostgreSQL documentation, the view pg_replication_slots.
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -17,18 +15,11 @@ from psycopg.rows import class_row
 
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import Lsn
-from ingestd.model.schema import TableId
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.wal_position import CURRENT, FLUSHED
 from ingestd.postgres.settings import WalSettings
 
 PLUGIN = "pgoutput"
-RENEW_PAUSE_S = 3600.0
-"""How long a new slot is used at least before another one replaces it for a row of the same table,
-or of an unknown one."""
-MOST_RENEWALS = 8
-"""How often the slot may be replaced within that time, whichever tables the rows are of: all tables
-are re-read each time."""
 FIRST_WITH_FAILOVER = 170000
 """PostgreSQL 17 introduced slots that standbys keep a copy of."""
 
@@ -200,66 +191,6 @@ async def advance_slot(connection: AsyncConnection[Any], name: str, position: Ls
         raise vanished_slot(name) from error
     except psycopg.errors.ObjectNotInPrerequisiteState as error:
         raise moved_slot(name, loggable_message(error)) from error
-
-
-@dataclass(slots=True)
-class SlotDecodeGap:
-    """What the slot can't decode, and how often it failed and was renewed.
-
-    A source has one for as long as the process runs.
-
-    `lacks_publication`: it was created after changes that the slot has yet to send. `undecodable`:
-    why the server fails at a row each time. `unsendable`: the tables that had such a row, by OID
-    and by name, and why: the publication must not send their changes, nor those of a table that is
-    created in the place of one. `sent_completely`: by name the OID, see `sent_tables`.
-    """
-
-    lacks_publication: bool = False
-    undecodable: str = ""
-    unsendable: dict[int | TableId, str] = field(default_factory=dict)
-    sent_completely: dict[TableId, int] = field(default_factory=dict)
-    monotonic: Callable[[], float] = time.monotonic
-    _is_moved: bool = False
-    _failed_at: str = ""
-    _failures: int = 0
-    _renewed_at_s: list[float] = field(default_factory=list)
-
-    def why(self, publication: str) -> str | None:
-        """Return why the slot lacks changes; None if it lacks none."""
-        if self.lacks_publication:
-            return (
-                f"publication {publication!r} was dropped and re-created, or created after the "
-                "slot: the server can't send the changes before that"
-            )
-        return self.undecodable or None
-
-    def fail(self, at: str) -> int:
-        """Record where decoding failed; return how often it has failed there in a row."""
-        self._failures = self._failures + 1 if at == self._failed_at else 1
-        self._failed_at = at
-        return self._failures
-
-    def may_renew(self, suspects: Collection[int | TableId]) -> bool:
-        """Return whether to replace the slot once more because of a row of one of `suspects`.
-
-        Only once in a while, unless the row's table is known, and can be kept out from now on. A
-        slot that was moved still sends the table's rows of transactions that were open.
-        """
-        is_kept_out = bool(self.unsendable.keys() & suspects) and not self._is_moved
-        is_news = len(suspects) > 0 and not is_kept_out
-        lately = len(self._renewed_lately())
-        return lately == 0 or (is_news and lately < MOST_RENEWALS)
-
-    def renewed(self, *, is_moved: bool = False) -> None:
-        """Record that the slot was replaced by a new one, or moved past the row."""
-        self._is_moved = is_moved
-        if self.undecodable:
-            self._renewed_at_s = [*self._renewed_lately(), self.monotonic()]
-        self.lacks_publication, self.undecodable, self._failed_at = False, "", ""
-
-    def _renewed_lately(self) -> list[float]:
-        since_s = self.monotonic() - RENEW_PAUSE_S
-        return [at_s for at_s in self._renewed_at_s if at_s > since_s]
 
 
 def vanished_slot(name: str) -> TransientError:

@@ -18,9 +18,10 @@ from ingestd.digests.value_hashes import column_hashes
 from ingestd.model.changes import TableBatch
 from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
 from ingestd.postgres.polling.keys import sorted_hashes
-from ingestd.postgres.polling.keys.key_hashes import key_hashes
+from ingestd.postgres.polling.keys.key_hashes import key_hashes, lasting_hashes
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import parts_held
+from tests.harness.colliding import pair_like, texts_of_one_hash
 from tests.harness.examples import examples
 
 RAW = pa.map_(pa.string(), pa.string())
@@ -92,7 +93,26 @@ def test_polling_and_verify_hash_keys_alike(floats: list[Any], integers: list[An
     rows = min(len(floats), len(integers))
     columns = [pa.array(floats[:rows], pa.float64()), pa.array(integers[:rows], pa.int32())]
     digests = key_digests(((column_hashes(c), c.type) for c in columns), rows)
-    assert hashes_of_keys(*columns) == digests.tolist()
+    found = lasting_hashes(table_of(*(c.type for c in columns)), rows_of(columns))
+    assert found.tolist() == digests.tolist()
+
+
+ALIKE = {
+    "texts": [pa.array(texts_of_one_hash())],
+    "bytes": [pa.array(texts_of_one_hash()).cast(pa.binary())],
+    "pairs": [pa.array([1, 2]), pa.array([7, pair_like(1, 7, 2)])],
+}
+"""Two keys, of which a client chose the second one to have the hash of the first."""
+
+
+@pytest.mark.attack("table owner")
+@pytest.mark.parametrize("columns", ALIKE.values(), ids=ALIKE)
+def test_refuted_a_client_can_t_choose_a_key_like_another(columns: list[pa.Array]) -> None:
+    """A row was never found deleted while the other key existed, or once that was deleted."""
+    table, rows = table_of(*(c.type for c in columns)), rows_of(columns)
+    first, second = key_hashes(table, rows)
+    keys = KeySet(np.unique([first]))
+    assert keys.holds(np.array([first, second])).tolist() == [True, False]
 
 
 def test_nested_keys_hash_by_their_texts() -> None:
@@ -256,9 +276,10 @@ async def test_keys_that_do_not_fit_are_found_part_by_part(
 ) -> None:
     held, batches = drawn
     found = [h async for _, h in parts_held(Log(batches), TABLE, limit_bytes, least_bytes=256)]
-    assert [x for part in found for x in part.tolist()] == sorted(
+    assert sorted(x for part in found for x in part.tolist()) == sorted(
         hashes_of_keys(pa.array(sorted(held), pa.int64()))
     )
+    assert all(part.tolist() == sorted(part.tolist()) for part in found)
     assert all(part.nbytes <= limit_bytes for part in found)
     keys = await KeySet.load(Log(batches), TABLE, limit_bytes=limit_bytes, least_bytes=256)
     assert keys is None or held_of(keys) == held

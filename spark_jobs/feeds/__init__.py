@@ -1,0 +1,1 @@
+"""The change feed of a table: every change with all of its values, append-only."""
