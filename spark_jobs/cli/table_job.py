@@ -20,7 +20,7 @@ from spark_jobs.cli.arguments import (
     print_error,
     spark_uri,
 )
-from spark_jobs.session import job_session
+from spark_jobs.session import job_session, session_of_job
 
 if TYPE_CHECKING:
     import argparse
@@ -74,7 +74,7 @@ def run_table_job(
     and `accelerator` takes the place of the session's: both for tests.
     """
     lake, target = lake_uri(chosen), spark_uri(chosen.target)
-    session = job_session(
+    given = job_session(
         f"ingestd {name} {chosen.source}",
         remote=chosen.remote,
         needs_driver=True,
@@ -85,26 +85,27 @@ def run_table_job(
     from spark_jobs.engine.epoch_stream import EpochStream  # noqa: PLC0415
     from spark_jobs.lake.source_lake import SourceLake  # noqa: PLC0415 - imports pyspark
 
-    job, settings = make()
-    stream = EpochStream(
-        lake=SourceLake(
-            session,
-            lake,
-            chosen.source,
-            accelerator=accelerator or accelerator_of(session, is_wanted=chosen.accelerator),
-        ),
-        target=target,
-        log_name=log_name,
-        job=job,
-        patterns=chosen.tables,
-        parallel=chosen.parallel,
-        rebuild=set(chosen.rebuild),
-        settings=settings,
-        after_commit=after_commit,
-        names=names_in(session, chosen.catalog, chosen.source, name),
-        needs_key=needs_key,
-    )
-    stream.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
+    with session_of_job(given) as session:
+        job, settings = make()
+        stream = EpochStream(
+            lake=SourceLake(
+                session,
+                lake,
+                chosen.source,
+                accelerator=accelerator or accelerator_of(session, is_wanted=chosen.accelerator),
+            ),
+            target=target,
+            log_name=log_name,
+            job=job,
+            patterns=chosen.tables,
+            parallel=chosen.parallel,
+            rebuild=set(chosen.rebuild),
+            settings=settings,
+            after_commit=after_commit,
+            names=names_in(session, chosen.catalog, chosen.source, name),
+            needs_key=needs_key,
+        )
+        stream.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
     for error in stream.stopped.values():
         print_error(error)
     fault = stream.names.fault

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _APP_VERSION = "spark.databricks.delta.write.txnVersion"
+OF_A_COMMIT = (_METADATA, _APP_ID, _APP_VERSION)
+"""Settings of a session that mark its next commit."""
 
 _HARMLESS = frozenset(
     {
@@ -127,7 +129,7 @@ def signed(session: SparkSession, signature: Signature, app_id: str | None) -> I
             conf.set(_APP_VERSION, str(signature.epoch))
         yield
     finally:
-        for name in (_METADATA, _APP_ID, _APP_VERSION):
+        for name in OF_A_COMMIT:
             conf.unset(name)
 
 

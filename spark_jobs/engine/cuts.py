@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,8 +20,8 @@ from ingestd.model.errors import OperatorError
 from ingestd.process.clock import utc_now
 from spark_jobs.delta_log.commits import CHECKPOINTS
 from spark_jobs.delta_log.statements import create, run
-from spark_jobs.lake.exchange import from_arrow
-from spark_jobs.lake.source_lake import as_spark_gives
+from spark_jobs.lake.exchange import from_arrow, to_rows
+from spark_jobs.lake.source_lake import utc
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,11 +68,11 @@ class EpochCut:
     schemas: Mapping[str, int]
 
     @classmethod
-    def from_row(cls, row: Any) -> EpochCut:  # noqa: ANN401 - a pyspark Row
+    def from_row(cls, row: Mapping[str, Any]) -> EpochCut:
         """Return the cut in a row of the log."""
         tables = {t["table"]: t["version"] for t in row["tables"]}
         schemas = {t["table"]: t["schema_version"] for t in row["tables"]}
-        return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], tables, schemas)
+        return cls(row["epoch"], row["end_lsn"], utc(row["last_commit_ts"]), tables, schemas)
 
 
 class CutLog:
@@ -135,7 +135,7 @@ class CutLog:
         row = {
             "epoch": cut.epoch,
             "end_lsn": cut.end_lsn,
-            "last_commit_ts": cut.last_commit_ts.astimezone(UTC),  # Spark returns local time
+            "last_commit_ts": cut.last_commit_ts,
             "mirrored_at": utc_now(),
             "tables": tables,
         }
@@ -179,7 +179,7 @@ def newest_cut(
     if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
         return find_cut(session, path, accelerator)
     row = max(newest.to_pylist(), key=lambda row: row["epoch"])
-    return EpochCut.from_row(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
+    return EpochCut.from_row(row)
 
 
 def find_cut(
@@ -196,5 +196,5 @@ def find_cut(
         ) from error
     if epoch is not None:
         rows = rows.where(f.col("epoch") <= epoch)
-    newest = rows.orderBy(f.desc("epoch")).limit(1).collect()
+    newest = to_rows(rows.orderBy(f.desc("epoch")).limit(1))
     return EpochCut.from_row(newest[0]) if newest else None

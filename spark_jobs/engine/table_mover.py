@@ -17,7 +17,7 @@ from ingestd.model.schema import TableId
 from spark_jobs.delta_log.commits import Signature
 from spark_jobs.delta_log.faults import SPARK_ERRORS
 from spark_jobs.lake.targets import table_path
-from spark_jobs.session import PARQUET_SETTINGS
+from spark_jobs.session import derived_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -288,10 +288,6 @@ class TableMover:
         """Return this thread's session: the settings that sign a commit belong to a session."""
         session: SparkSession | None = getattr(self._sessions, "session", None)
         if session is None:
-            session = self.lake.session.newSession()
-            # The session's time zone determines how times are compared and written as text.
-            session.conf.set("spark.sql.session.timeZone", "UTC")
-            for name, value in {**PARQUET_SETTINGS, **self.settings}.items():
-                session.conf.set(name, value)
+            session = derived_session(self.lake.session, self.settings)
             self._sessions.session = session
         return session

@@ -8,16 +8,21 @@ call for it that keeps a null beside integers, a Python worker passes the rows a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import TimestampType
 
+from spark_jobs.delta_log.statements import quoted
 from spark_jobs.lake.types import arrow_schema, row_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _IS_BUILT_IN = hasattr(DataFrame, "toArrow")
 
 
@@ -42,6 +47,21 @@ def to_arrow(rows: DataFrame) -> pa.Table:
     if not tables:
         return schema.empty_table()
     return pa.concat_tables([table.rename_columns(schema.names).cast(schema) for table in tables])
+
+
+def to_rows(rows: DataFrame) -> list[dict[str, Any]]:
+    """Return the rows as dicts, with top-level times as datetimes of UTC. One Spark job.
+
+    (`collect` gives naive times of this process's zone: ambiguous when its clock goes back.)
+    """
+    times = [e.name for e in rows.schema.fields if isinstance(e.dataType, TimestampType)]
+    exact = rows.withColumns({name: f.unix_micros(quoted(name)) for name in times})
+    found = [row.asDict(recursive=True) for row in exact.collect()]
+    for row in found:
+        for name in times:
+            if row[name] is not None:
+                row[name] = _BEGIN + timedelta(microseconds=row[name])
+    return found
 
 
 def from_arrow(session: SparkSession, rows: pa.Table) -> DataFrame:

@@ -8,7 +8,7 @@ version needs to be kept for readers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -29,6 +29,7 @@ from spark_jobs.delta_log.acceleration import Accelerator, SparkAlone
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.table_files import folder_here
 from spark_jobs.delta_log.tables import DeltaState, is_connect
+from spark_jobs.lake.exchange import to_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,29 +45,24 @@ class Epoch:
 
     number: int
     end_lsn: int
-    last_commit_ts: Any
+    last_commit_ts: datetime
     rows: dict[str, int]
     nbytes: int = 0
 
     @classmethod
-    def from_row(cls, row: Any) -> Epoch:  # noqa: ANN401 - a pyspark Row
+    def from_row(cls, row: Mapping[str, Any]) -> Epoch:
         """Return the epoch in a row with EPOCH_COLUMNS."""
         rows = {t["table"]: t["rows"] for t in row["tables"]}
-        return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], rows, row["bytes"])
-
-    @classmethod
-    def of_arrow(cls, row: dict[str, Any]) -> Epoch:
-        """Return the epoch in a row read by Arrow."""
-        return cls.from_row(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
+        return cls(row["epoch"], row["end_lsn"], utc(row["last_commit_ts"]), rows, row["bytes"])
 
     def nbytes_of(self, table: str) -> int:
         """Return the estimated bytes of one table: its share of the rows."""
         return self.nbytes * self.rows.get(table, 0) // max(1, sum(self.rows.values()))
 
 
-def as_spark_gives(at: datetime) -> datetime:
-    """Return an Arrow time (UTC) as Spark returns it: naive, in the process's time zone."""
-    return at.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)
+def utc(at: datetime) -> datetime:
+    """Return a time of UTC, with its zone: Arrow's lack it in files with times as INT96."""
+    return at.replace(tzinfo=UTC)
 
 
 def _number(epoch: Epoch) -> int:
@@ -179,7 +175,7 @@ class SourceLake:
         found = self._few_epochs(above)
         if found is None:
             rows = self._load(self.epochs_path).where(f.col("epoch") > above).select(*EPOCH_COLUMNS)
-            found = sorted(map(Epoch.from_row, rows.collect()), key=_number)
+            found = sorted(map(Epoch.from_row, to_rows(rows)), key=_number)
         for expected, epoch in enumerate(found, start=above + 1):
             if epoch.number != expected:
                 raise self.epoch_missing(expected, f"the next one is {epoch.number}")
@@ -197,7 +193,7 @@ class SourceLake:
         few = self.accelerator.newest(self.session, self.epochs_path).rows_above("epoch", above)
         if few is None or not set(EPOCH_COLUMNS).issubset(few.column_names):
             return None
-        found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
+        found = sorted(map(Epoch.from_row, few.to_pylist()), key=_number)
         expected = range(above + 1, above + 1 + len(found))
         return found if [epoch.number for epoch in found] == list(expected) else None
 
@@ -208,7 +204,7 @@ class SourceLake:
             absent = dict.fromkeys(TABLES_SCHEMA.names)  # for files without a column
             return Registry(absent | row for row in few.to_pylist())
         rows = self._load(self.tables_path).drop("storage")
-        return Registry(row.asDict(recursive=True) for row in rows.collect())
+        return Registry(to_rows(rows))
 
     def changes(self, table: str, *, above: int, through: int) -> DataFrame:
         """Return the raw rows of the epochs above one, up to another (inclusive).

@@ -110,7 +110,7 @@ def test_entry_without_a_job_is_a_usage_error(
     with pytest.raises(SystemExit) as ended:
         entry(words)
     assert ended.value.code == 2
-    assert "backfill, history, mirror, reconcile" in capsys.readouterr().err
+    assert "backfill, feed, history, mirror, reconcile" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("platform", PAGES)

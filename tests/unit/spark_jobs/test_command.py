@@ -97,7 +97,7 @@ def test_a_job_in_another_thread_handles_no_signals() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_job_that_asks_deltas_classes_refuses_databricks(
+def test_a_job_that_writes_by_spark_refuses_databricks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
