@@ -21,6 +21,7 @@ from docs_site.markdown import MADE_BY, table
 from ingestd.config import (
     DEFAULT_REFRESH_S,
     DEFAULT_TARGET_BYTES,
+    CatalogSettings,
     Config,
     EpochSettings,
     HttpSettings,
@@ -63,6 +64,11 @@ _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
         "[maintenance]",
         "Work on the lake alongside the epochs: [maintenance](../maintenance.md).",
         (MaintenanceSettings,),
+    ),
+    (
+        "[catalog]",
+        "Names for the lake's tables in a catalog: [catalogs](../catalogs.md). None by default.",
+        (CatalogSettings,),
     ),
     ("[http]", "Where the daemon serves HTTP, and for whom.", (HttpSettings,)),
     ("[log]", "Logs go to stderr.", (LogSettings,)),
@@ -152,9 +158,9 @@ def attribute_docstrings(model: type[Section]) -> dict[str, str]:
 
 
 def _type(model: type[Section], name: str) -> str:
-    if name == "kind":
-        return '"wal" or "polling"'
     hints = typing.get_type_hints(model, include_extras=True)
+    if name == "kind" and hints[name] is str:
+        return '"wal" or "polling"'
     limits = [
         f"at least {_limit(m.ge, hints[name])}"
         for m in model.model_fields[name].metadata

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEANINGS: Mapping[str, str] = {
+    "catalog.failed": "The catalog of `[catalog]` can't be used, or refused `faults` names; the lake is not"
+    " concerned. Retried after 30 s, then less and less often.",
+    "catalog.registered": "Names in the catalog were `created`, `updated` or `removed`; now it has `tables`.",
     "catch_up.refused": "A backlog is streamed instead of drained, which takes longer: the server"
     " refused, or would re-read much WAL. Checked again after 5 minutes to an hour.",
     "config.failed": "A reload ended with an unexpected error; some sources may not have been restarted."
@@ -120,6 +123,10 @@ OF_JOBS: Mapping[str, str] = {
     "JOB.moved": "All tables were advanced to the same epoch. `JOB` is `mirror`, `history` or `feed`.",
     "accelerator.off": "Delta's classes are not as the driver expects them (`reason`): Spark does all work"
     " of this run.",
+    "catalog.failed": "The catalog of `--catalog` can't be used; rows are moved all the same, and it is asked"
+    " again after a minute.",
+    "catalog.reached": "The catalog answers again; tables without a name get theirs.",
+    "catalog.removed": "The name of a table that the source no longer has was removed; its files stay.",
     "raw.files_gone": "Files that a raw table's log names are missing; the job continues without them.",
     "mirror.rebuilding": "A mirror is re-created, for the given `reason`.",
     "table.no_key": "The table has no key, so the job keeps nothing of it. Logged once.",

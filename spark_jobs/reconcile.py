@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ingestd.config.units import seconds, size_bytes
+from ingestd.model.errors import ConfigError
+from spark_jobs.catalog.schema_name import add_catalog
 from spark_jobs.cli.arguments import job_parser, require_config, run_job
 from spark_jobs.session import job_session, session_of_job
 
@@ -33,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--target", required=True, metavar="URI", help="where the mirrors are")
     found.add_argument("--report", metavar="URI", help="append the results to Delta tables here")
+    add_catalog(found, "tables of --report")
     found.add_argument(
         "--ranges", type=_ranges, default=1024, metavar="N", help="ranges of key hashes (1024)"
     )
@@ -61,10 +64,16 @@ def main(arguments: Sequence[str]) -> int:
     """Compare, print the results, and return the exit code. Raises IngestdError."""
     chosen = parser().parse_args(arguments)
     config = require_config(chosen)
+    if chosen.catalog is not None and chosen.report is None:
+        raise ConfigError(
+            "--catalog names the tables of the report, and there is no --report",
+            remedy="add --report URI; the mirrors are named by `python -m spark_jobs.mirror`",
+        )
     given = job_session(
         f"ingestd reconcile {chosen.source}",
         remote=chosen.remote,
         needs_driver=True,
+        settings=None if chosen.catalog is None else chosen.catalog.session_settings,
     )
     # Imported here because it needs pyspark, which job_session has found installed.
     from spark_jobs.reconciling.run import reconcile  # noqa: PLC0415

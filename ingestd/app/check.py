@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ingestd.app.factories import connector_of, lake_of, load, policy_of
 from ingestd.app.lake_check import check_lakes
+from ingestd.app.register import check_catalog
 from ingestd.config import Config
 from ingestd.http.auth import check_http
 from ingestd.model.check import CheckLine
@@ -29,7 +30,7 @@ def check(config_path: Path) -> list[CheckLine]:
     if has_lake:
         of_lake += asyncio.run(check_lakes(config))
         of_lake += asyncio.run(_check_writers(config))
-    lines = [*of_lake, check_http(config.http, os.environ)]
+    lines = [*of_lake, check_http(config.http, os.environ), *check_catalog(config)]
     return [*filter(None, lines), *asyncio.run(_check_sources(config, has_lake=has_lake))]
 
 

@@ -16,6 +16,7 @@ import structlog
 
 from ingestd import __version__, failpoints
 from ingestd.app.build import SourceBuilder
+from ingestd.app.catalog_naming import CatalogNaming
 from ingestd.app.factories import lake_of, load, require_source
 from ingestd.app.reload import ConfigReload
 from ingestd.config import Config
@@ -126,6 +127,10 @@ async def _run(
         stack.callback(task.cancel)
         watching = asyncio.create_task(StorageTelemetry(status, log).run(), name="storage")
         stack.callback(watching.cancel)
+        if config.catalog is not None:
+            naming = CatalogNaming(config.catalog, lake, status, metrics, log)
+            cataloguing = asyncio.create_task(naming.run(), name="catalog")
+            stack.callback(cataloguing.cancel)
         await supervisor.run(stop)
     log.info("daemon.stopped")
 

@@ -9,7 +9,8 @@ a source's section                     the source restarts with the new settings
 `[epoch]`, `[maintenance]`             every source restarts likewise
 a new source                           starts; the others restart if their memory share shrinks
 a removed source                       stops in order; slot, publication and tables stay
-`[lake]`, `[limits]`, `[http]`         logged as needing a restart; the old values stay in effect
+`[lake]`, `[limits]`, `[http]`,        logged as needing a restart; the old values stay in effect
+`[catalog]`
 an invalid file                        none; the problems are logged by key
 =====================================  =========================================================
 
@@ -26,12 +27,12 @@ from typing import Protocol
 
 import structlog
 
-from ingestd.config import Config
+from ingestd.config import Config, Section
 from ingestd.model.errors import ConfigError, IngestdError
 from ingestd.model.memory_shares import source_bytes
 from ingestd.pipeline.supervisor import Supervisor
 
-FIXED = ("lake", "limits", "http")
+FIXED = ("lake", "limits", "http", "catalog")
 """Sections that change only with a restart of the daemon."""
 
 
@@ -65,10 +66,9 @@ class ConfigChanges:
 def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> ConfigChanges:
     """Compare two configs; `shares`: by source, its current share of memory in bytes."""
     fixed = tuple(
-        f"{section}.{key}"
+        key
         for section in FIXED
-        for key in type(getattr(wanted, section)).model_fields
-        if getattr(getattr(wanted, section), key) != getattr(getattr(running, section), key)
+        for key in _changed_keys(section, getattr(running, section), getattr(wanted, section))
     )
     kept = {section: getattr(running, section) for section in FIXED}
     config = wanted.model_copy(update=kept)
@@ -87,6 +87,14 @@ def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> Confi
         changed=changed,
         fixed=fixed,
     )
+
+
+def _changed_keys(section: str, was: Section | None, now: Section | None) -> list[str]:
+    """Return the keys of a section that differ; the section itself if one config lacks it."""
+    if was is None or now is None:
+        return [section] if was is not now else []
+    names = type(now).model_fields
+    return [f"{section}.{name}" for name in names if getattr(was, name) != getattr(now, name)]
 
 
 @dataclass

@@ -22,6 +22,7 @@ from ingestd.cli.commands.export import export, query
 from ingestd.cli.commands.init import init
 from ingestd.cli.commands.pause import pause, resume
 from ingestd.cli.commands.peek import peek
+from ingestd.cli.commands.register import register
 from ingestd.cli.commands.run import run
 from ingestd.cli.commands.snapshot import snapshot
 from ingestd.cli.commands.status import StatusCommand, status
@@ -82,7 +83,7 @@ def _root(
 
 for _command in (
     *(init, run, check, status, snapshot, pause, resume),
-    *(tables, verify, epochs, peek, export, query, drop, demo),
+    *(tables, verify, epochs, peek, export, query, register, drop, demo),
 ):
     app.command(
         cls=StatusCommand if _command is status else None, epilog=epilog(_command.__name__)

@@ -39,6 +39,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "ingestd export shop public.orders -c ingestd.toml --at 17",
     ),
     "query": ("ingestd query shop 'SELECT count(*) FROM orders' -c ingestd.toml",),
+    "register": ("ingestd register shop -c ingestd.toml",),
     "drop": ("ingestd drop shop -c ingestd.toml",),
     "demo": ("ingestd demo --seconds 60",),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ingestd.config.base import Secret, Section
 from ingestd.config.daemon import (
     DEFAULT_TARGET_BYTES,
+    CatalogSettings,
     EpochSettings,
     HttpSettings,
     LakeSettings,
@@ -31,6 +32,7 @@ __all__ = [
     "DEFAULT_TARGET_BYTES",
     "NO_CONTROLS",
     "UNSTREAMED",
+    "CatalogSettings",
     "Config",
     "EpochSettings",
     "HttpSettings",

@@ -134,6 +134,55 @@ LEAST_RETENTION_S = 600.0
 DEFAULT_TARGET_BYTES = 128_000_000
 
 
+_SCHEMA_NAME = re.compile(r"(?:[a-z0-9_]|\{source\})+\Z", re.ASCII)
+_LOOPBACK = ("127.", "localhost", "[::1]")
+
+
+class CatalogSettings(Section):
+    """`[catalog]`: a catalog in which the lake's tables have names (docs/catalogs.md)."""
+
+    kind: Literal["unity", "glue"]
+    """unity: Unity Catalog's REST API; glue: AWS Glue's Data Catalog."""
+    uri: str | None = None
+    """unity: the API, such as `https://host/api/2.1/unity-catalog`; glue: an endpoint other than
+    AWS's."""
+    catalog: str | None = None
+    """unity: the catalog, which must exist."""
+    schema_name: str = "{source}_raw"
+    """The schema (Glue: database) of a source's tables; it is created. `{source}` is the source's
+    name."""
+    token: Token | None = None
+    """unity: sent as `Authorization: Bearer ...`; only by https, or to this machine."""
+    region: str | None = None
+    """glue: the region; by default that of the environment."""
+    timeout: Seconds = 30.0
+    """How long a request may take."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CatalogSettings:
+        if not _SCHEMA_NAME.match(self.schema_name):
+            raise KeyPathError(("schema_name",), "has other characters than a-z 0-9 _ and {source}")
+        of_unity, of_glue = ("uri", "catalog", "token"), ("region",)
+        needs = of_unity[:2] if self.kind == "unity" else ()
+        has_not = of_glue if self.kind == "unity" else of_unity[1:]
+        for name in needs:
+            if not getattr(self, name):
+                raise KeyPathError((name,), f"is needed with kind = {self.kind!r}")
+        for name in has_not:
+            if getattr(self, name) is not None:
+                raise KeyPathError((name,), f"has no effect with kind = {self.kind!r}")
+        scheme, _, rest = (self.uri or "https://").partition("://")
+        if scheme not in {"http", "https"}:
+            raise KeyPathError(("uri",), "is not an http:// or https:// URL")
+        if self.token is not None and scheme == "http" and not rest.startswith(_LOOPBACK):
+            raise KeyPathError(("uri",), "must be https://, as the token is sent to it")
+        return self
+
+    def schema_of(self, source: str) -> str:
+        """Return the schema of a source's tables."""
+        return self.schema_name.replace("{source}", source)
+
+
 class HttpSettings(Section):
     """`listen`: address of /metrics, /healthz, /readyz and /status; None: none is served.
 

@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, SecretStr, ValidationError
 
 from ingestd.config.base import Section
 from ingestd.config.daemon import (
+    CatalogSettings,
     EpochSettings,
     HttpSettings,
     LakeSettings,
@@ -44,6 +45,8 @@ class Config(Section):
     """Limits of the process."""
     maintenance: MaintenanceSettings = MaintenanceSettings()
     """Maintenance of the lake, alongside the epochs (docs/maintenance.md)."""
+    catalog: CatalogSettings | None = None
+    """A catalog in which the lake's tables have names (docs/catalogs.md)."""
     http: HttpSettings = HttpSettings()
     """The HTTP endpoints, and who may access them."""
     log: LogSettings = LogSettings()

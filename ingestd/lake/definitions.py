@@ -102,6 +102,11 @@ class Registry:
         """Return the highest position of any event; 0 without one."""
         return max((e["at_lsn"] for events in self._events.values() for e in events), default=0)
 
+    @property
+    def dropped(self) -> list[str]:
+        """The tables that the source or the config no longer has, sorted."""
+        return [t for t in self.tables if self._events[t][-1]["state"] == TableState.DROPPED]
+
     def at(self, table: str, lsn: int | None = None) -> Definition | None:
         """Return a table as it was at `lsn` (inclusive; None: now); None if it was unknown."""
         events = [e for e in self._events.get(table, ()) if lsn is None or e["at_lsn"] <= lsn]

@@ -19,6 +19,7 @@ from ingestd.lake.store.errors import table_fault
 from ingestd.lake.store.pending_calls import PATIENCE_S, StorageCalls
 from ingestd.lake.store.store import Store, open_store
 from ingestd.lake.table_folders import raw_tables
+from ingestd.model.catalog_table import CatalogListing
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import FolderError
 from ingestd.model.memory_shares import EPOCH_BUFFER, REFERENCE_BUFFER, REFERENCE_FOLD, bytes_of
@@ -187,6 +188,12 @@ class DeltaLakeFactory:
     def tables(self, source: str) -> Sequence[TableId]:
         """List the folders."""
         return raw_tables(self._read_store(), Layout(source))
+
+    def catalog_listing(self, source: str) -> CatalogListing:
+        """Read the schema of each table."""
+        from ingestd.lake.catalog_tables import list_for_catalog  # noqa: PLC0415
+
+        return list_for_catalog(self._read_store(), source)
 
     def _read_store(self) -> Store:
         """Return the store. Raise OperatorError if a newer version has written the lake."""

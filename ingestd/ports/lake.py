@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ingestd.config import MaintenanceSettings
+    from ingestd.model.catalog_table import CatalogListing
     from ingestd.model.check import CheckLine
     from ingestd.model.schema import TableId
     from ingestd.ports.pause import PauseMark
@@ -41,7 +42,8 @@ class LakeFactory(Protocol):
     """The lake of a config, one per process; `ingestd.app.lakes` finds it by `LakeSettings.kind`.
 
     `memory_bytes`: the source's share of `limits.memory`. What a method builds does no I/O until it
-    is used. Only `check`, `last_epochs`, `last_changes` and `tables` block.
+    is used. Only `check`, `last_epochs`, `last_changes`, `catalog_listing` and
+    `tables` block.
     """
 
     def check(self) -> Sequence[CheckLine]:
@@ -104,6 +106,13 @@ class LakeFactory(Protocol):
 
     def tables(self, source: str) -> Sequence[TableId]:
         """Return the tables that have a raw table."""
+        ...
+
+    def catalog_listing(self, source: str) -> CatalogListing:
+        """Return what a catalog should have of the source's tables.
+
+        Raise OperatorError, TransientError.
+        """
         ...
 
     def waiting(self, source: str, patience_s: float | None = None) -> StorageWait | None:

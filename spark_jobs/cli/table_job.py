@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from spark_jobs.catalog.schema_name import add_catalog
 from spark_jobs.cli.arguments import (
     EXIT_DONE,
     EXIT_OPERATOR,
     add_accelerator,
     add_lake,
     add_tables,
+    exit_code,
     job_parser,
     lake_uri,
     positive,
@@ -47,6 +49,7 @@ def table_job_parser(name: str, description: str, tables: str) -> argparse.Argum
         metavar="TABLE",
         help=f"first re-create these {tables} from the lake",
     )
+    add_catalog(found, tables)
     found.add_argument("--checkpoint", metavar="URI", help="without effect: there is none any more")
     add_accelerator(found)
     return found
@@ -71,8 +74,14 @@ def run_table_job(
     and `accelerator` takes the place of the session's: both for tests.
     """
     lake, target = lake_uri(chosen), spark_uri(chosen.target)
-    given = job_session(f"ingestd {name} {chosen.source}", remote=chosen.remote, needs_driver=True)
+    given = job_session(
+        f"ingestd {name} {chosen.source}",
+        remote=chosen.remote,
+        needs_driver=True,
+        settings=None if chosen.catalog is None else chosen.catalog.session_settings,
+    )
     from spark_jobs.accelerator.by_driver import accelerator_of  # noqa: PLC0415 - imports pyspark
+    from spark_jobs.catalog.table_names import names_in  # noqa: PLC0415
     from spark_jobs.engine.epoch_stream import EpochStream  # noqa: PLC0415
     from spark_jobs.lake.source_lake import SourceLake  # noqa: PLC0415 - imports pyspark
 
@@ -93,9 +102,15 @@ def run_table_job(
             rebuild=set(chosen.rebuild),
             settings=settings,
             after_commit=after_commit,
+            names=names_in(session, chosen.catalog, chosen.source, name),
             needs_key=needs_key,
         )
         stream.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
     for error in stream.stopped.values():
         print_error(error)
-    return EXIT_OPERATOR if stream.stopped else EXIT_DONE
+    fault = stream.names.fault
+    if fault is not None:
+        print_error(fault)
+    if stream.stopped:
+        return EXIT_OPERATOR
+    return EXIT_DONE if fault is None else exit_code(fault)

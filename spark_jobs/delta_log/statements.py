@@ -16,7 +16,7 @@ from spark_jobs.delta_log.commits import settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_AS_WRITTEN = {
+AS_WRITTEN = {
     "spark.sql.variable.substitute": "false",
     "spark.sql.parser.escapedStringLiterals": "false",
 }
@@ -51,6 +51,11 @@ def literal(value: object) -> str:
     return found
 
 
+def string(text: str) -> str:
+    """Return a string where no expression may be."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def at_path(path: str) -> str:
     """Return the name of the table in a folder."""
     return f"delta.{quoted(path)}"
@@ -58,13 +63,13 @@ def at_path(path: str) -> str:
 
 def run(session: SparkSession, statement: str) -> None:
     """Run a statement of this module."""
-    with settings(session, _AS_WRITTEN):
+    with settings(session, AS_WRITTEN):
         session.sql(statement)
 
 
 def history_of(session: SparkSession, path: str, most: int) -> list[Any]:
     """Return the newest commits of a table: version, timestamp, operation, userMetadata. A job."""
-    with settings(session, _AS_WRITTEN):
+    with settings(session, AS_WRITTEN):
         found = session.sql(f"DESCRIBE HISTORY {at_path(path)} LIMIT {most}")
         return found.select("version", "timestamp", "operation", "userMetadata").collect()
 
@@ -72,7 +77,7 @@ def history_of(session: SparkSession, path: str, most: int) -> list[Any]:
 def state_of(session: SparkSession, path: str) -> list[Any]:
     """Return a table's id, properties, and what differs between its versions. A Spark job."""
     columns = ("format", "id", "properties", "lastModified", "numFiles", "sizeInBytes")
-    with settings(session, _AS_WRITTEN):
+    with settings(session, AS_WRITTEN):
         return session.sql(f"DESCRIBE DETAIL {at_path(path)}").select(*columns).collect()
 
 
@@ -106,9 +111,32 @@ def set_properties(path: str, properties: Mapping[str, str]) -> str:
     return f"ALTER TABLE {at_path(path)} SET TBLPROPERTIES ({_properties(properties)})"
 
 
+def comment_columns(path: str, comments: Mapping[str, str], *, at_once: bool) -> list[str]:
+    """Return the statements that set comments of columns. `at_once`: in one, from Spark 4 on."""
+    changes = [f"{quoted(name)} COMMENT {string(text)}" for name, text in comments.items()]
+    parts = [", ".join(changes)] if at_once else changes
+    return [f"ALTER TABLE {at_path(path)} ALTER COLUMN {part}" for part in parts]
+
+
+def create_schema(schema: str) -> str:
+    """Return the statement that creates a schema of a catalog. `schema`: quoted."""
+    return f"CREATE SCHEMA IF NOT EXISTS {schema}"
+
+
+def create_name(table: str, path: str, comment: str) -> str:
+    """Return the statement that names the table at a path. `table`: quoted."""
+    about = f"COMMENT {string(comment)} LOCATION {string(path)}"
+    return f"CREATE TABLE IF NOT EXISTS {table} USING DELTA {about}"
+
+
+def drop_name(table: str) -> str:
+    """Return the statement that removes a table's name. `table`: quoted."""
+    return f"DROP TABLE IF EXISTS {table}"
+
+
 def unset_property(path: str, name: str) -> str:
     """Return the statement that removes a property of a table."""
-    return f"ALTER TABLE {at_path(path)} UNSET TBLPROPERTIES ({_string(name)})"
+    return f"ALTER TABLE {at_path(path)} UNSET TBLPROPERTIES ({string(name)})"
 
 
 def update(path: str, values: Mapping[str, str], where: str) -> str:
@@ -161,9 +189,4 @@ def _columns(columns: Mapping[str, str]) -> str:
 
 
 def _properties(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"{_string(name)} = {_string(text)}" for name, text in properties.items())
-
-
-def _string(text: str) -> str:
-    """Return a string where no expression may be."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return ", ".join(f"{string(name)} = {string(text)}" for name, text in properties.items())

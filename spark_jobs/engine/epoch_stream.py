@@ -38,11 +38,13 @@ from ingestd.model.errors import (
     did_you_mean_table,
 )
 from ingestd.model.schema import TableId
+from spark_jobs.catalog.table_names import CatalogNames
 from spark_jobs.delta_log.faults import SPARK_ERRORS
 from spark_jobs.engine.cuts import CutLog, EpochCut
 from spark_jobs.engine.epoch_poll import EpochPoll
 from spark_jobs.engine.table_mover import Owner, TableMover, TablePosition
 from spark_jobs.lake.source_lake import Epoch, EpochMemory, SourceLake
+from spark_jobs.lake.targets import table_path
 from spark_jobs.spark_errors import meaning_of
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class EpochStream:
 
     `patterns`: tables to include, as the config's `tables`. `rebuild`: tables to re-create first.
     `after_commit`: called after each commit with the table's name (or the log's), for tests.
+    `names`: the tables' names in a catalog.
     `needs_key`: leave out tables without a key, and log that once.
     """
 
@@ -72,6 +75,7 @@ class EpochStream:
     rebuild: set[str] = field(default_factory=set)
     settings: Mapping[str, str] = field(default_factory=dict)
     after_commit: Callable[[str], None] = lambda _: None
+    names: CatalogNames = field(default_factory=CatalogNames)
     needs_key: bool = False
     stopped: dict[str, TableError] = field(default_factory=dict)
     _at: dict[str, TablePosition] = field(default_factory=dict, init=False)
@@ -115,7 +119,9 @@ class EpochStream:
         """Find the target's newest cut, and the tables' positions in it."""
         lake_id = self.lake.require().table_id
         self._ensure_apart()
+        self.names.open()
         is_new = self._cuts.open(self.lake, lake_id)
+        self.names.put_log(self.log_name, self._cuts.path)
         self._poll = EpochPoll(self.lake, lake_id)
         self._mover = TableMover(
             self.lake,
@@ -168,7 +174,10 @@ class EpochStream:
         if self._stop_wanted.is_set():
             return
         self._epochs.add_epochs(epochs)
-        complete = self._complete_tables(self._registry(), through)
+        registry = self._registry()
+        complete = self._complete_tables(registry, through)
+        for table in filter(self._is_chosen, registry.dropped):
+            self.names.remove(table, table_path(self.target, table))
         changed = {table for epoch in epochs for table in epoch.rows}
         for table in changed - complete.keys():
             self._at.pop(table, None)  # its position is looked up when it is complete again
@@ -179,6 +188,7 @@ class EpochStream:
             or table in self.rebuild
             or table not in self._at
             or self._at[table].schema_version != complete[table].schema_version
+            or self.names.lacks(table, complete[table])
         ]
         if not epochs and not due and self._is_cut(complete):
             return
@@ -269,8 +279,12 @@ class EpochStream:
         if self._stop_wanted.is_set():
             return
         try:
-            known = self._at.get(table)
-            self._at[table] = self._mover.advance(table, definition, known, self._epochs, through)
+            known, path = self._at.get(table), table_path(self.target, table)
+            self.names.ensure_free(table, path)
+            at = self._mover.advance(table, definition, known, self._epochs, through)
+            self._at[table] = at
+            signature = self._mover.owner.signature(at.epoch, at.schema_version)
+            self.names.put(table, path, definition, signature)
             self.rebuild.discard(table)
             if self.stopped.pop(table, None) is not None:
                 self._log.info("table.resumed", table=table, epoch=through.number)

@@ -6,15 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ingestd.model.errors import IngestdError, TableChangedError
 from ingestd.model.lsn import Lsn
+from spark_jobs.catalog.table_names import names_in
 from spark_jobs.cli.arguments import EXIT_DONE, EXIT_OPERATOR, EXIT_TRANSIENT, exit_code
 from spark_jobs.reconciling.differences import DIFFERENT, EXTRA, MISSING
+
+if TYPE_CHECKING:
+    from spark_jobs.catalog.schema_name import SchemaName
 
 _TABLES_SCHEMA = (
     "run string, at timestamp, source string, lsn long, table string, state string, note string,"
@@ -165,6 +169,17 @@ def append_tables(
     ]
     frame = session.createDataFrame(rows, _TABLES_SCHEMA)
     frame.coalesce(1).write.format("delta").mode("append").save(f"{uri}/tables")
+
+
+def name_report(
+    session: SparkSession, schema: SchemaName | None, source: str, uri: str
+) -> IngestdError | None:
+    """Name the tables of a report in a schema; return the catalog's fault."""
+    names = names_in(session, schema, source, "reconcile")
+    names.open()
+    for table in ("tables", "differences"):
+        names.put_log(f"_reconcile_{table}", f"{uri}/{table}")
+    return names.fault
 
 
 def _head(run: Reconciliation, table: str) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def roll_forward(
     seen = _survey(changes, has_key=bool(comparison.key))
     if seen.emptied is not None:
         source = source.where("false")
-        lsn, seq = (f.lit(number).cast("long") for number in seen.emptied)
-        changes = changes.where(_position() > f.struct(lsn, seq))
+        emptied = (f.lit(number).cast("long") for number in seen.emptied)
+        changes = changes.where(_position() > _position(*emptied))
     changes = changes.where("_cdc_op IN ('c', 'u', 'd')")
     if not seen.changes:
         return RolledForward(hashed(source, comparison))
@@ -108,8 +108,10 @@ def _survey(changes: DataFrame, *, has_key: bool) -> _ChangeSurvey:
     return _ChangeSurvey(emptied, summary["changes"], summary["unsent"], above)
 
 
-def _position() -> Column:
-    return f.struct(*_POSITION)
+def _position(lsn: Column | str = _POSITION[0], seq: Column | str = _POSITION[1]) -> Column:
+    """Return a position as a column; Spark 3.5 compares only those with equal names."""
+    columns = (f.col(c) if isinstance(c, str) else c for c in (lsn, seq))
+    return f.struct(*(c.alias(name) for c, name in zip(columns, ("lsn", "seq"), strict=True)))
 
 
 # --- whole rows ------------------------------------------------------------------------------
@@ -241,8 +243,8 @@ def _with_lineage(changes: DataFrame, moves: Sequence[KeyMove]) -> DataFrame:
     ]
     renamed = {f"_cdc_{name}": f"_cdc_known_{name}" for name in _KNOWN}
     known = changes.sparkSession.createDataFrame(rows, schema).withColumnsRenamed(renamed)
-    start = f.struct("_cdc_from_lsn", "_cdc_from_seq")
-    end = f.struct("_cdc_until_lsn", "_cdc_until_seq")
+    start = _position("_cdc_from_lsn", "_cdc_from_seq")
+    end = _position("_cdc_until_lsn", "_cdc_until_seq")
     is_within = (new1 == f.col("_cdc_key1")) & (new2 == f.col("_cdc_key2"))
     is_within &= _position() >= start
     is_within &= f.col("_cdc_until_lsn").isNull() | (_position() < end)

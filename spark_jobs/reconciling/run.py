@@ -14,7 +14,7 @@ from ingestd.model.errors import ConfigError, did_you_mean_table
 from ingestd.model.schema import Table, TableId
 from ingestd.process.clock import utc_now
 from spark_jobs.accelerator.by_driver import accelerator_of
-from spark_jobs.cli.arguments import spark_uri
+from spark_jobs.cli.arguments import exit_code, print_error, spark_uri
 from spark_jobs.lake.lake_state import known_tables
 from spark_jobs.lake.source_lake import SourceLake
 from spark_jobs.reconciling.mirror_position import await_mirror
@@ -24,6 +24,7 @@ from spark_jobs.reconciling.report import (
     TableResult,
     append_tables,
     exit_code_of,
+    name_report,
     summary,
 )
 from spark_jobs.reconciling.source_point import SourcePoint
@@ -34,9 +35,14 @@ def reconcile(session: SparkSession, config: Config, chosen: argparse.Namespace)
     """Compare in this session and return the exit code. `chosen`: as parsed by `parser`."""
     run, results = compare(session, config, chosen)
     sys.stdout.write(summary(run, results))
+    code = exit_code_of(results)
     if chosen.report is not None:
         append_tables(session, spark_uri(chosen.report), run, results)
-    return exit_code_of(results)
+        fault = name_report(session, chosen.catalog, chosen.source, spark_uri(chosen.report))
+        if fault is not None:
+            print_error(fault)
+            code = code or exit_code(fault)
+    return code
 
 
 def compare(

@@ -25,7 +25,7 @@ LAYERS = (
     "config digests failpoints process",
     "ports",
     "decode observe",
-    "http lake pipeline postgres",
+    "catalogs http lake pipeline postgres",
     "app reading terminal testing",
     "demo",
     "cli",

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ingestd.config import LakeSettings, MaintenanceSettings
+from ingestd.model.catalog_table import CatalogListing
 from ingestd.model.check import CheckLine
 from ingestd.model.schema import TableId
 from ingestd.ports import (
@@ -130,6 +131,11 @@ class MemoryLakeFactory:
     def tables(self, source: str) -> Sequence[TableId]:
         """Return the tables on the disk."""
         return list(self.disks[source].tables)
+
+    def catalog_listing(self, source: str) -> CatalogListing:
+        """Return nothing: no catalog can name a table in memory."""
+        del source
+        return CatalogListing()
 
     def waiting(self, source: str, patience_s: float | None = None) -> StorageWait | None:
         """Return None: memory answers."""

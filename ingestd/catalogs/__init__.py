@@ -1,0 +1,1 @@
+"""Catalogs in which the lake's tables have names: Unity Catalog, AWS Glue."""

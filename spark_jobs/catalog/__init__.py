@@ -1,0 +1,1 @@
+"""Tables by name, in the catalog of the Spark session."""
