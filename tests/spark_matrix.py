@@ -5,6 +5,8 @@ newest. A minor version is the first of its pairs: 3.5 is 3.5+3.3. Each pair get
 environment below `.venv/spark`, with its own PySpark before the packages of this Python; wheels are
 kept in `.venv/spark/wheels`. The tests with the mark `spark_matrix` run with the accelerator and
 without it; with `--few`, those with `spark_few`. `--pytest`: for pytest, such as '-k name'.
+
+Exit code 1: a test failed; 69: a pair can't be installed, or its Spark does not start.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ MARK = "spark_matrix"
 FEW = "spark_few and not thorough"
 WAYS = {"on": "not long", "off": "not long and not accelerator"}
 """The tests with the accelerator on and off."""
+UNAVAILABLE = 69
+"""Exit code (EX_UNAVAILABLE of sysexits.h)."""
+_START = "from spark_jobs.session import local_session; local_session('ingestd').stop()"
+"""Also downloads Delta's jars."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is asked for; 1 if a test of any pair failed."""
+    """Run what is asked for, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.spark_matrix", description=__doc__)
     parser.add_argument("pairs", nargs="*", metavar="SPARK", help="3.5 and the newest")
     parser.add_argument("--few", action="store_true", help="one or two tests of each job")
@@ -44,7 +50,12 @@ def main(arguments: list[str]) -> int:
         parser.error(error.what)
     outcomes = []
     for pair in pairs:
-        python = environment(pair, chosen.environments)
+        try:
+            python = environment(pair, chosen.environments)
+            subprocess.run([str(python), "-c", _START], check=True, cwd=ROOT)
+        except subprocess.CalledProcessError as error:
+            say("", f"{pair.name} can't be had here, and was NOT tested: {error}")
+            return UNAVAILABLE
         for way in chosen.ways:
             say("", f"{pair.name}, accelerator {way}")
             tests = f"{FEW if chosen.few else MARK} and {WAYS[way]}"
