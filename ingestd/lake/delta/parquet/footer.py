@@ -63,10 +63,10 @@ def read_metadata(source: pa.NativeFile, path: str) -> Any:  # noqa: ANN401 - py
         footer = source.read_at(length, nbytes - length)
     columns = []
     if length <= nbytes:
-        structures = Structures(footer[-length:], _MOST_BUILT_BYTES)
+        structures = Structures(footer[-length:], _MOST_BUILT_BYTES, _COLUMN)
         try:
             structures.read(0, _FOOTER)
-            columns = structures.columns
+            columns = structures.found
         except FootprintError:
             why = f"has a footer that takes more than {_MOST_BUILT_BYTES} bytes in memory"
             raise OddFileError(path, why) from None
@@ -88,13 +88,13 @@ def _are_whole(metadata: Any, columns: Sequence[Mapping[int, Any]]) -> bool:  # 
     return len(stated) == len(leaves) * len(groups) and all(
         column[_METADATA].get(_TYPE) == _TYPES.index(leaf.physical_type)
         and column[_METADATA].get(_CODEC) in _CODECS
-        and _is_bounded(leaf, column[_METADATA].get(_STATISTICS, {}))
+        and _has_whole_bounds(leaf, column[_METADATA].get(_STATISTICS, {}))
         and _is_sized(leaf, column[_METADATA].get(_SIZES, {}))
         for leaf, column in zip(leaves * len(groups), stated, strict=True)
     )
 
 
-def _is_bounded(leaf: Any, statistics: Mapping[int, int]) -> bool:  # noqa: ANN401 - pyarrow's
+def _has_whole_bounds(leaf: Any, statistics: Mapping[int, int]) -> bool:  # noqa: ANN401 - pyarrow's
     """Return whether a column's bounds, if it has any, are as long as its values."""
     width = _WIDTHS.get(leaf.physical_type, leaf.length)
     return all(statistics.get(field, width) >= width for field in _BOUNDS)

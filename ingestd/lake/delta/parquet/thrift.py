@@ -35,13 +35,17 @@ class FootprintError(ValueError):
 
 
 class Structures:
-    """Thrift structures in `content` that may take `most_bytes` in memory."""
+    """Thrift structures in `content` that may take `most_bytes` in memory.
 
-    def __init__(self, content: bytes, most_bytes: int) -> None:
+    `collected`: the Shape of those in a list that `found` has.
+    """
+
+    def __init__(self, content: bytes, most_bytes: int, collected: Shape | None = None) -> None:
         self._content = content
         self._left = most_bytes
-        self.columns: list[dict[int, Any]] = []
-        """Structures of lists that are in structures of a list, as columns in row groups are."""
+        self._collected = collected
+        self.found: list[dict[int, Any]] = []
+        """The fields of the structures with that very Shape, in their order."""
 
     def read(
         self, at: int, shape: Shape, depth: int = 0, lists: int = 0
@@ -100,8 +104,8 @@ class Structures:
         if kind == _STRUCT:
             self._take(_STRUCT_BYTES if lists <= _OUTER else _INNER_BYTES)
             found, at = self.read(at, expected or {}, depth, lists)
-            if lists == _OUTER:
-                self.columns.append(found)
+            if expected is not None and expected is self._collected:
+                self.found.append(found)
             return at
         if kind != _LIST:  # a set or a map; Parquet has none
             msg = f"a value of the type {kind}"

@@ -183,11 +183,31 @@ except OddFileError:
 """
 
 
+def test_sorting_columns_are_no_columns(tmp_path: Path) -> None:
+    path = tmp_path / "sorted.parquet"
+    order = [pq.SortingColumn(0), pq.SortingColumn(1, descending=True, nulls_first=True)]
+    pq.write_table(pa.table({"a": [1], "b": ["x"]}), path, sorting_columns=order)
+    found = read_metadata(pa.OSFile(str(path)), "p")
+    assert found.row_group(0).sorting_columns == tuple(order)
+
+
 @pytest.mark.parametrize("metadata", DISGUISED.values(), ids=DISGUISED)
 def test_a_footer_is_read_as_pyarrow_reads_it(metadata: bytes) -> None:
     """A writer of one table's folder could end the process at each start, by a checkpoint."""
     column = b"\x26\x08\x1c" + metadata + b"\x00\x00"
-    content = _file(_list(12, 1, _group(_list(12, 1, column))))
+    _ensure_refused(_file(_list(12, 1, _group(_list(12, 1, column)))))
+
+
+def test_another_list_does_not_stand_in_for_the_columns() -> None:
+    """The column is encrypted; a list that the format does not have has one that is not."""
+    metadata = BEFORE + ENCODINGS + TEXTS + CODEC + AFTER + b"\x00"
+    encrypted = b"\x26\x08\x1c" + metadata + b"\x5c\x2c\x19\x18\x01a\x00\x00\x00"
+    other = _list(12, 1, b"\x3c" + metadata + b"\x00")
+    group = b"\x19" + _list(12, 1, encrypted) + b"\x16\x00\x16\x00\x69" + other + b"\x00"
+    _ensure_refused(_file(_list(12, 1, group)))
+
+
+def _ensure_refused(content: bytes) -> None:
     command = [sys.executable, "-c", READ, content.hex()]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
