@@ -20,6 +20,7 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.wal.publication_sql import (
     column_list,
     keep_publication,
+    must_be_replaced,
     replace_publication,
 )
 from tests.harness.databases import skip_without_lists
@@ -113,6 +114,42 @@ async def test_a_locked_table_is_not_in_a_replaced_publication(people: Database)
     assert made.keys() == {"people", "other"}
     assert listed(made["people"]) == set(LISTED)
     assert made["people"].row_filter == "(id > 5)"
+
+
+@pytest.mark.attack("table owner")
+async def test_a_table_of_another_owner_stays_published(people: Database) -> None:
+    """It could not be added to the new publication: only its owner may do that."""
+    people.execute(
+        "CREATE TABLE surplus (id int PRIMARY KEY)",
+        "CREATE PUBLICATION kept FOR TABLE people, surplus"
+        " WITH (publish_via_partition_root = true)",
+        "DROP ROLE IF EXISTS publisher",
+        "CREATE ROLE publisher",
+        f"GRANT CREATE ON DATABASE {people.name} TO publisher",
+        "ALTER PUBLICATION kept OWNER TO publisher",
+    )
+    try:
+        async with await connect(people.dsn) as connection:
+            await connection.execute("SET ROLE publisher")
+            assert await must_be_replaced(connection, "kept", [PEOPLE])
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                await replace_publication(connection, "kept", [PEOPLE])
+            await connection.execute("RESET ROLE")
+            present = await published(connection, "kept", connection.info.server_version)
+    finally:
+        people.execute(
+            "ALTER PUBLICATION kept OWNER TO CURRENT_USER",
+            "DROP OWNED BY publisher",
+            "DROP ROLE publisher",
+        )
+    assert present.keys() == {PEOPLE, TableId("public", "surplus")}
+
+
+async def test_a_publication_with_a_schema_is_not_replaced(people: Database) -> None:
+    people.execute("CREATE SCHEMA empty", "CREATE TABLE surplus (id int PRIMARY KEY)")
+    people.execute("CREATE PUBLICATION kept FOR TABLE people, surplus, TABLES IN SCHEMA empty")
+    async with await connect(people.dsn) as connection:
+        assert not await must_be_replaced(connection, "kept", [PEOPLE])
 
 
 async def test_a_row_filter_set_by_hand_is_kept(people: Database) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
@@ -63,7 +63,13 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'p' AND NOT c.relispartition
 """
+_SENDS_GENERATED = (
+    "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = %s AND pubgencols <> 'n')"
+)
+_SINCE: dict[LiteralString, int] = {_BY_SCHEMA: FIRST_WITH_PARTS, _SENDS_GENERATED: 180000}
 ONE_LOCK_TIMEOUT = "500ms"
+_NEXT_LOCK_TIMEOUT = "10ms"
+"""Once one table was locked: those that are ready are locked themselves until the end."""
 # The first minor versions that apply a change of a publication to transactions in progress. Others
 # would lack what a transaction that began before writes first to a table after it: it is not in the
 # old publication's. Source: PostgreSQL's release notes, "Prevent data loss when DDL operations that
@@ -211,10 +217,17 @@ async def keep_each(
 async def must_be_replaced(
     connection: AsyncConnection[Any], name: str, tables: Collection[TableId]
 ) -> bool:
-    """Return whether the publication lists other tables than these, and may be replaced."""
+    """Return whether the publication lists other tables than these, and may be replaced.
+
+    Not one with what the statements here don't re-create: a schema, generated columns.
+    """
     version = connection.info.server_version
     if version < _REPLACES_FROM.get(version // 10000, 0):
         return False
+    for has_more in (_BY_SCHEMA, _SENDS_GENERATED):
+        since = _SINCE[has_more]
+        if version >= since and await _is_true(await connection.execute(has_more, (name,))):
+            return False
     present = await published(connection, name, version)
     is_own = all(each.membership is not None for each in present.values())
     return is_own and not present.keys() <= set(tables)
@@ -243,6 +256,10 @@ async def replace_publication(
                     await do(table)
             except psycopg.Error as error:
                 if connection.closed:
+                    raise
+                if is_locked(error):
+                    await connection.execute(f"SET LOCAL lock_timeout = '{_NEXT_LOCK_TIMEOUT}'")
+                elif table in present:  # it stays published: another owner's can't be added again
                     raise
                 refused[table] = error
 
