@@ -112,6 +112,7 @@ class PgoutputDecoder:
         self._hold_bytes = hold_bytes
         self._row_limit = RowLimit(row_limit_bytes)
         self._position = ZERO
+        self._has_ended_transaction = False
         self._known: dict[int, _Known] = {}
         self._open: Transaction | None = None
         self._last_lsn = -1
@@ -125,6 +126,11 @@ class PgoutputDecoder:
     def position(self) -> Lsn:
         """Every captured change of transactions that commit below it has been returned."""
         return self._position
+
+    @property
+    def has_ended_transaction(self) -> bool:
+        """Return whether a transaction has been returned with its end."""
+        return self._has_ended_transaction
 
     @property
     def is_in_transaction(self) -> bool:
@@ -294,6 +300,7 @@ class PgoutputDecoder:
                 bool(transactions.are_replicated[last]),
             )
         if len(transactions.end_lsns):
+            self._has_ended_transaction = True
             self._position = max(self._position, Lsn(int(transactions.end_lsns.max())))
         elif not (batches or self._row_limit.refused):
             return None

@@ -124,7 +124,7 @@ class ChangeStream:
         self._encoding = encoding_of(server.encoding)
         self._server_at.mark_uncertain()
         self.confirmation.begin(start, server.lineage)
-        await self._try_failed(start, server)
+        await self._read_failed_transaction(start, server)
         while True:
             async with contextlib.aclosing(self._drain_backlogs()) as change_sets:
                 async for change_set in change_sets:
@@ -182,11 +182,12 @@ class ChangeStream:
             finally:
                 spool.close()
 
-    async def _try_failed(self, start: Lsn, server: WalServer) -> None:
+    async def _read_failed_transaction(self, start: Lsn, server: WalServer) -> None:
         """Read the transaction of a row that could not be sent, alone. Raises as `changes`.
 
         On a new connection the server sends each relation again, before its first row. So those
-        that arrive are of this transaction, and the row is of one of them. Nothing is delivered.
+        that arrive are of this transaction, and the row is of one of them. Nothing is delivered,
+        nor read after that transaction.
         """
         after = self._decode_gap.failed_after
         if after is None or after < start:
@@ -199,7 +200,7 @@ class ChangeStream:
         try:
             decoder.idle(after)
             stream.begin_reporting()
-            while decoder.position < end:
+            while decoder.position < end and not decoder.has_ended_transaction:
                 decoding = BlockDecoder(decoder, passing, await stream.receive())
                 while not decoding.is_done:
                     await asyncio.to_thread(decoding.decode_some)
@@ -353,7 +354,7 @@ class ChangeStream:
                 lineage=self._lineage,
             )
             try:
-                await self._ensure_not_moved(start)
+                await self._ensure_not_moved(self._position)
             except BaseException:
                 await stream.close()
                 raise
