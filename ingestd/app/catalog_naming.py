@@ -46,7 +46,9 @@ class _Named:
     fault: str | None = None
 
     def is_due(self, tables: _Tables, now: float) -> bool:
-        """Return whether the source must be registered."""
+        """Return whether the source must be registered: not again at once, for whatever changes."""
+        if self.tables is not None and now - self.at < FIRST_RETRY_S:
+            return False
         if tables != self.tables or now - self.at >= EVERY_S:
             return True
         if self.fault is None or self.retries >= MOST_RETRIES:

@@ -147,7 +147,8 @@ def _input(table: CatalogTable) -> dict[str, Any]:
             "Name": column.name,
             # (Hive has no timestamp without a time zone)
             "Type": column.sql_type.replace("timestamp_ntz", "timestamp")[:_MOST_TYPE],
-            "Comment": (column.comment or "")[:_MOST_COMMENT],
+            # (Glue refuses line breaks)
+            "Comment": " ".join((column.comment or "").split())[:_MOST_COMMENT],
         }
         for column in table.columns
     ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
 from ingestd.model.catalog_table import CatalogListing, CatalogTable
-from ingestd.model.errors import IngestdError, OperatorError
+from ingestd.model.errors import IngestdError, OperatorError, TransientError
+
+MOST_IN_A_ROW = 3
+_Action = Callable[[], "NameOutcome | None"]
 
 
 class NameOutcome(StrEnum):
@@ -71,17 +75,16 @@ def register_all(session: CatalogSession, listing: CatalogListing) -> Iterator[N
 
     Only names at the lake's own locations are changed or removed. A fault of one name is reported
     and does not concern the others. Raise TransientError and OperatorError if the catalog can't be
-    used at all.
+    used at all: also if it did not answer for MOST_IN_A_ROW names, or for any.
     """
     session.ensure_schema()
+    silent = _Silence(min(MOST_IN_A_ROW, len(listing.tables) + len(listing.dropped)))
     for name, fault in listing.faults.items():
         yield NameReport(f"{session.schema}.{name}", NameOutcome.FAILED, fault)
     for table in listing.tables:
-        yield from _reported(session, table.name, lambda table=table: _put(session, table))
+        yield from _reported(session, table.name, partial(_put, session, table), silent)
     for name, location in listing.dropped.items():
-        yield from _reported(
-            session, name, lambda name=name, location=location: _remove(session, name, location)
-        )
+        yield from _reported(session, name, partial(_remove, session, name, location), silent)
 
 
 def faults_of(reports: Iterable[NameReport]) -> Sequence[IngestdError]:
@@ -89,19 +92,32 @@ def faults_of(reports: Iterable[NameReport]) -> Sequence[IngestdError]:
     return [report.fault for report in reports if report.fault is not None]
 
 
-def _reported(session: CatalogSession, name: str, act: _Action) -> Iterator[NameReport]:
+@dataclass(slots=True)
+class _Silence:
+    """For how many names in a row the catalog did not answer, and may not."""
+
+    most: int
+    names: int = 0
+
+
+def _reported(
+    session: CatalogSession, name: str, act: _Action, silent: _Silence
+) -> Iterator[NameReport]:
     full = f"{session.schema}.{name}"
     try:
         outcome = act()
+    except TransientError as error:
+        silent.names += 1
+        if silent.names >= silent.most:
+            raise
+        yield NameReport(full, NameOutcome.FAILED, error)
     except OperatorError as error:
+        silent.names = 0
         yield NameReport(full, NameOutcome.FAILED, error)
     else:
+        silent.names = 0
         if outcome is not None:
             yield NameReport(full, outcome)
-
-
-class _Action(Protocol):
-    def __call__(self) -> NameOutcome | None: ...
 
 
 def _put(session: CatalogSession, table: CatalogTable) -> NameOutcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -17,7 +18,7 @@ from pydantic import (
 
 from ingestd.config.base import Section
 from ingestd.config.errors import KeyPathError
-from ingestd.config.units import Address, Seconds, SecondsOrOff, SizeBytes, address
+from ingestd.config.units import Address, Seconds, SecondsOrOff, SizeBytes, address, is_loopback
 
 _STORES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl")
 _SCHEMES = (*_STORES, "file")
@@ -135,7 +136,6 @@ DEFAULT_TARGET_BYTES = 128_000_000
 
 
 _SCHEMA_NAME = re.compile(r"(?:[a-z0-9_]|\{source\})+\Z", re.ASCII)
-_LOOPBACK = ("127.", "localhost", "[::1]")
 
 
 class CatalogSettings(Section):
@@ -171,12 +171,17 @@ class CatalogSettings(Section):
         for name in has_not:
             if getattr(self, name) is not None:
                 raise KeyPathError((name,), f"has no effect with kind = {self.kind!r}")
-        scheme, _, rest = (self.uri or "https://").partition("://")
-        if scheme not in {"http", "https"}:
-            raise KeyPathError(("uri",), "is not an http:// or https:// URL")
-        if self.token is not None and scheme == "http" and not rest.startswith(_LOOPBACK):
-            raise KeyPathError(("uri",), "must be https://, as the token is sent to it")
+        self._check_uri()
         return self
+
+    def _check_uri(self) -> None:
+        if self.uri is None:
+            return
+        found = urlsplit(self.uri)
+        if found.scheme not in {"http", "https"} or not found.hostname or "@" in found.netloc:
+            raise KeyPathError(("uri",), "is not an http:// or https:// URL of a host")
+        if self.token is not None and found.scheme == "http" and not is_loopback(found.hostname):
+            raise KeyPathError(("uri",), "must be https://, as the token is sent to it")
 
     def schema_of(self, source: str) -> str:
         """Return the schema of a source's tables."""

@@ -2,8 +2,9 @@
 
 Catalogs compare names without case, and some accept only ASCII letters, digits and underscores. So
 `public.orders` is `orders`, and `sales.orders` is `sales__orders`. Any other name is written with
-such characters and a part of its hash: `public."Order items"` is `public__order_items__` and eight
-hexadecimal digits. A name depends on no other table, and no two tables have the same name.
+such characters and a part of its hash: `public."Order items"` is `public__order_items__` and 32
+hexadecimal digits, so that nobody can choose a second name with the same ones. A name depends on no
+other table, and no two tables have the same name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_LENGTH = 120
 _PLAIN = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*\Z", re.ASCII)
 _OTHERS = re.compile(r"[^a-z0-9]+", re.ASCII)
 _DEFAULT_SCHEMA = "public"
-_HASHED = 8
+_HASHED = 32
 
 
 def catalog_name(table: TableId, prefix: str = "") -> str:

@@ -222,7 +222,16 @@ def test_a_refusal_of_unity_is_reported(
         ({"token": "another-token-0123"}, (1, "HTTP 401: no token")),
         ({"catalog": "nowhere"}, (1, "the catalog nowhere does not exist")),
         ({"uri": "http://127.0.0.1:9/api/2.1/unity-catalog"}, (75, "ClientConnectorError")),
-        ({"uri": "http://example.com/x"}, (2, "catalog.uri: must be https://")),
+        *(
+            ({"uri": uri}, (2, "catalog.uri: "))
+            for uri in (
+                "http://example.com/x",
+                "http://localhost.example.com/x",
+                "http://127.example.com/x",
+                "http://localhost@example.com/x",
+                "https://user@example.com/x",
+            )
+        ),
         ({"schema_name": "Shop"}, (2, "catalog.schema_name: has other characters")),
         ({"region": "x"}, (2, "catalog.region: has no effect with kind = 'unity'")),
         ({"kind": "hive"}, (2, "catalog.kind")),

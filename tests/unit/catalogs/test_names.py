@@ -50,6 +50,32 @@ class Held:
         pass
 
 
+class Deaf(Held):
+    """Does not answer for names in `silent`."""
+
+    def __init__(self, silent: str) -> None:
+        super().__init__({})
+        self.silent = silent
+
+    def create_table(self, new: CatalogTable) -> None:
+        if new.name in self.silent:
+            raise TransientError("no answer", reason="catalog")
+        super().create_table(new)
+
+
+def test_a_name_without_an_answer_does_not_concern_the_others() -> None:
+    session = Deaf("bce")
+    found = [*register_all(session, CatalogListing(tuple(map(table, "abcdefg")), {}, {}))]
+    assert {r.name[-1] for r in found if r.outcome is NameOutcome.FAILED} == set("bce")
+    assert session.tables.keys() == set("adfg")
+
+
+def test_a_catalog_that_does_not_answer_is_left_in_peace() -> None:
+    session = Deaf("bcdefg")
+    with pytest.raises(TransientError):
+        list(register_all(session, CatalogListing(tuple(map(table, "abcdefg")), {}, {})))
+
+
 @given(
     there=st.dictionaries(NAMES, st.booleans()),
     wanted=st.sets(NAMES),
