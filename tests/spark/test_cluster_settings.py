@@ -65,7 +65,7 @@ ALL = {name: value for one in SINGLE.values() for name, value in one.items()} | 
 """All at once; where two exclude each other, what is not the tests' default."""
 CASES = [
     pytest.param(ALL, id="all", marks=pytest.mark.spark_matrix),
-    *(pytest.param(v, id=k, marks=pytest.mark.thorough) for k, v in SINGLE.items()),
+    *(pytest.param(v, id=k, marks=pytest.mark.long) for k, v in SINGLE.items()),
 ]
 ORDERS = Table(
     TableId("public", "orders"),
