@@ -53,9 +53,17 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 LIMIT_S = 30.0
+OTHER_SESSIONS = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name LIKE 'ingestd%'
+"""
 
 
-async def run_until_rows(pipeline: Pipeline, lake: Path, rows: int) -> None:
+async def run_until_rows(pipeline: Pipeline, lake: Path, rows: int, dsn: str) -> None:
+    """Run until the lake has the rows; return when the server has ended the sessions, too.
+
+    A session that was closed has its claim on the slot for a moment.
+    """
     stop = asyncio.Event()
     running = asyncio.create_task(pipeline.run(stop))
 
@@ -67,7 +75,19 @@ async def run_until_rows(pipeline: Pipeline, lake: Path, rows: int) -> None:
         await asyncio.to_thread(await_until, arrived, LIMIT_S, f"{rows} rows")
     finally:
         stop.set()
-        await running
+        try:
+            await running
+        finally:
+            await asyncio.to_thread(await_end_of_sessions, dsn)
+
+
+def await_end_of_sessions(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+
+        def has_ended() -> bool:
+            return connection.execute(OTHER_SESSIONS).fetchone() == (0,)
+
+        await_until(has_ended, LIMIT_S, "the sessions to end")
 
 
 def capture_of(dsn: str, slot: str, policy: DrainPolicy) -> WalCapture:
@@ -86,7 +106,8 @@ def make_pipeline(
 
 async def run_pipeline(server: PostgresServer, lake: Path, policy: DrainPolicy, rows: int) -> None:
     """Run one on a server's only slot until the lake has so many rows."""
-    await run_until_rows(make_pipeline(server.dsn(), "only", lake, policy), lake, rows)
+    pipeline = make_pipeline(server.dsn(), "only", lake, policy)
+    await run_until_rows(pipeline, lake, rows, server.dsn())
 
 
 @pytest.mark.thorough
@@ -129,12 +150,14 @@ async def test_large_messages_are_drained(database: Database, lake: Path) -> Non
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = DrainPolicy(above_bytes=100_000)
 
-    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
+    pipeline = make_pipeline(database.dsn, database.name, lake, policy)
+    await run_until_rows(pipeline, lake, 1, database.dsn)
     database.execute(
         "INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 1000) n",
         "INSERT INTO t SELECT n, repeat('x', 100000) FROM generate_series(1001, 1400) n",
     )
-    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1401)
+    pipeline = make_pipeline(database.dsn, database.name, lake, policy)
+    await run_until_rows(pipeline, lake, 1401, database.dsn)
     assert policy.drained == 1
     assert not policy.is_paused
 
@@ -146,10 +169,11 @@ async def test_a_backlog_is_committed_when_it_is_given(
     """Its epoch does not wait for more."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = DrainPolicy(above_bytes)
-    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
+    pipeline = make_pipeline(database.dsn, database.name, lake, policy)
+    await run_until_rows(pipeline, lake, 1, database.dsn)
     insert_rows(database, 0)
     pipeline = make_pipeline(database.dsn, database.name, lake, policy, max_delay_s=10 * LIMIT_S)
-    await run_until_rows(pipeline, lake, 1001)
+    await run_until_rows(pipeline, lake, 1001, database.dsn)
     assert policy.drained == (above_bytes == 1000)
 
 
@@ -210,13 +234,15 @@ async def test_exactly_once_large_blocks_are_not_read_ahead_of(
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = DrainPolicy(above_bytes=100_000, part_bytes=1_000_000, large_block_bytes=large_bytes)
 
-    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
+    pipeline = make_pipeline(database.dsn, database.name, lake, policy)
+    await run_until_rows(pipeline, lake, 1, database.dsn)
     for low in range(0, 1000, 250):
         database.execute(
             "INSERT INTO t SELECT n, repeat('x', 10000)"
             f" FROM generate_series({low + 1}, {low + 250}) n"
         )
-    await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1001)
+    pipeline = make_pipeline(database.dsn, database.name, lake, policy)
+    await run_until_rows(pipeline, lake, 1001, database.dsn)
     found = raw_rows(lake, TableId("public", "t"))
     assert sorted(r["id"] for r in found if r["_cdc_op"] == "c") == list(range(1, 1001))
     assert policy.drained == 1
@@ -308,7 +334,7 @@ async def test_exactly_once_large_transactions_drain_in_segments(
     """I2, I3: one with parts that are undone, one that is rolled back, one that is still open."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = segmenting(database, above_bytes=100_000)
-    run = partial(run_until_rows, lake=lake)
+    run = partial(run_until_rows, lake=lake, dsn=database.dsn)
     await run(make_pipeline(database.dsn, database.name, lake, policy), rows=1)
     with psycopg.connect(database.dsn) as large, psycopg.connect(database.dsn) as other:
         insert(large, 1, 2000)
@@ -338,7 +364,7 @@ async def test_a_drain_does_without_segments_where_the_server_fails(
     monkeypatch.setattr(drain_slot, "COMMITS_AHEAD", sql.SQL(fails))
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = segmenting(database, above_bytes=100_000)
-    run = partial(run_until_rows, lake=lake)
+    run = partial(run_until_rows, lake=lake, dsn=database.dsn)
     await run(make_pipeline(database.dsn, database.name, lake, policy), rows=1)
     with psycopg.connect(database.dsn) as session:
         insert(session, 1, 3000)

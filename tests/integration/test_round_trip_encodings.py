@@ -111,10 +111,10 @@ async def test_lossless_a_backlog_of_a_database_without_an_encoding(
         often = PipelinePolicy(EpochPolicy(max_delay_s=0.1, max_bytes=1 << 20))
         return Pipeline(capture, DeltaLake(str(lake), "shop"), often, watch())
 
-    await run_until_rows(pipeline(), lake, 1)  # the `t` of the snapshot
+    await run_until_rows(pipeline(), lake, 1, database.dsn)  # the `t` of the snapshot
     odd = r"convert_from('\xff61', 'SQL_ASCII')"
     database.execute(f"INSERT INTO t VALUES (1, 'ä'), (2, {odd})")
-    await run_until_rows(pipeline(), lake, 3)
+    await run_until_rows(pipeline(), lake, 3, database.dsn)
     rows = read_raw(str(lake), "shop", TableId("public", "t")).to_pylist()
     found = {row["id"]: (row["word"], row["_cdc_raw"]) for row in rows if row["_cdc_op"] == "c"}
     assert found == {1: ("ä", None), 2: (None, [("word", r"\xff61")])}
