@@ -40,6 +40,7 @@ FEED_COLUMNS: Mapping[str, str] = MappingProxyType(
 _WIDTHS = {"epoch": 12, "lsn": 16, "seq": 12}
 """Hexadecimal digits of the parts of a sequence."""
 _CHANGE = "_cdc_change"
+_AT_LSN, _AT_READ = "_cdc_at_lsn", "_cdc_at_read"
 _UNKNOWN = (
     "a change did not send a value that no earlier change has: `ingestd snapshot` re-reads the"
     " table, and the feed continues with the differences"
@@ -102,11 +103,12 @@ def _change(operation: str, place: Sequence[Column]) -> Column:
 
 def _with_epochs(rows: DataFrame, window: Window) -> DataFrame:
     """Add the epoch that committed each change, to which its position belongs."""
-    place = (f.col("_cdc_lsn").alias("lsn"), (f.col("_cdc_seq") == SNAPSHOT_SEQ).alias("is_read"))
+    is_read = f.col("_cdc_seq") == SNAPSHOT_SEQ
+    place = (f.col("_cdc_lsn").alias(_AT_LSN), is_read.alias(_AT_READ))
     epochs = window.rows.groupBy(*place).agg(f.min(EPOCH).alias(EPOCH)).alias("e")
     lsn, seq = f.col(f"{_CHANGE}.lsn"), f.col(f"{_CHANGE}.seq")
-    is_its = (lsn == f.col("e.lsn")) & ((seq == SNAPSHOT_SEQ) == f.col("e.is_read"))
-    return rows.join(epochs, is_its).drop("lsn", "is_read")
+    is_its = (lsn == f.col(f"e.{_AT_LSN}")) & ((seq == SNAPSHOT_SEQ) == f.col(f"e.{_AT_READ}"))
+    return rows.join(epochs, is_its).drop(_AT_LSN, _AT_READ)
 
 
 def differences_of(

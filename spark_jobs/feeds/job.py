@@ -169,8 +169,10 @@ class _FeedStep:
             window.close()
 
     def _append(self, rows: DataFrame) -> None:
-        # (an epoch is appended again for --rebuild)
-        app_id = self.step.app_id if self.step.above else None
+        # An epoch is appended again for --rebuild, and for a column's default that was recorded
+        # without an epoch. The differences are none if they have been appended already.
+        is_later = 0 < self.step.above < self.step.through.number
+        app_id = self.step.app_id if is_later else None
         self.feed.append_rows(rows, self.step.signature, app_id)
 
     def _empty_window(self, shape: HistoryShape) -> Window:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from ingestd.model.schema import Column
 from tests.harness.feeds import Feeds, apply_changes
 from tests.harness.raw_lake import RawLake
 from tests.harness.simulated_table import KEYED, NAME, SimulatedTable, as_texts
@@ -176,6 +177,26 @@ def test_every_change_is_in_the_feed_once(feeds: Feeds, lake: Path, seed: int) -
     later = [tuple(row[n] for n in names) for row in rows if row["_cdc_epoch"] > 2]
     assert sorted(later, key=repr) == sorted(source.known, key=repr)
     assert not feeds.path(str(bare.id)).exists()
+
+
+def test_a_default_that_no_epoch_follows_is_in_the_feed(feeds: Feeds, lake: Path) -> None:
+    """Columns have names that a job could take for its own."""
+    raw = RawLake(lake)
+    kinds = (("lsn", 23, pa.int32()), ("is_read", 16, pa.bool_()), ("operation", 25, pa.string()))
+    of = table("a", *(Column(name, oid, -1, kind) for name, oid, kind in kinds))
+    own = {"lsn": 7, "is_read": True, "operation": "o"}
+    raw.commit({of: [change("c", n, "old", raw.lsn, n) | own for n in (1, 2)]})
+    raw.record("live", of)
+    assert feeds.run() == 0
+    raw.commit({of: [change("u", 1, "new", raw.next_lsn(), 1) | own]})
+    assert feeds.run() == 0
+    wide = replace(of, columns=(*of.columns, Column("more", 23, -1, pa.int32(), missing="5")))
+    raw.record("live", wide, at_lsn=raw.next_lsn())
+    for _ in range(2):
+        assert feeds.run() == 0
+        rows = apply_changes(feeds.rows(str(of.id)), ["id"])
+        found = [tuple(row[n] for n in ("id", "note", "more", *own)) for row in rows]
+        assert sorted(found) == [(1, "new", 5, *own.values()), (2, "old", 5, *own.values())]
 
 
 @pytest.mark.thorough
