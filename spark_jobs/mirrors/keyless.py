@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spark_jobs.mirrors.table import MirrorTable
 
 _TEXT, _COUNT = "_cdc_text", "_cdc_count"
+_COPY, _THERE = "_cdc_copy", "_cdc_there"
 _POSITION = ("_cdc_lsn", "_cdc_seq")
 _EXACT = {
     "ignoreNullFields": "false",
@@ -70,11 +71,11 @@ def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], st
     counts = (
         there.join(f.broadcast(less.select(_TEXT)), _TEXT, "left_semi")
         .groupBy(_TEXT)
-        .agg(f.count("*").alias("there"))
+        .agg(f.count("*").alias(_THERE))
     )
-    staying = less.join(counts, _TEXT).withColumn(_COUNT, col(_COUNT) + col("there"))
+    staying = less.join(counts, _TEXT).withColumn(_COUNT, col(_COUNT) + col(_THERE))
     new = _copies(
-        net.where(col(_COUNT) > 0).unionByName(staying.drop("there")).where(col(_COUNT) > 0),
+        net.where(col(_COUNT) > 0).unionByName(staying.drop(_THERE)).where(col(_COUNT) > 0),
         col(_COUNT).cast("int"),
     )
     no_text = f.lit(None).cast("string")
@@ -88,7 +89,7 @@ def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], st
 
 def _copies(rows: DataFrame, count: Column) -> DataFrame:
     """Return each row `count` times."""
-    return rows.withColumn("copy", f.explode(f.sequence(f.lit(1), count))).drop("copy")
+    return rows.withColumn(_COPY, f.explode(f.sequence(f.lit(1), count))).drop(_COPY)
 
 
 def _net(

@@ -12,6 +12,8 @@ from spark_jobs.epochs import latest
 from tests.spark.test_mirror import Mirror, change, mirror, raw, table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.harness.raw_lake import RawLake
 
 pytestmark = pytest.mark.spark_matrix
@@ -65,6 +67,28 @@ def test_columns_that_come_are_filled_with_what_old_rows_have(mirror: Mirror, ra
     assert mirror.run() == 0
     assert mirror.rows(typed, "id", "note", "n__v2") == [(1, None, "one")]
     assert "n" not in latest(mirror.spark, mirror.target)[str(t.id)].columns
+
+
+def test_columns_with_names_of_the_jobs_own(mirror: Mirror, raw: RawLake) -> None:
+    names = {"note": "copy", "n": "there"}
+    bare = table("bare", identity="f")
+    columns = tuple(replace(c, name=names.get(c.name, c.name)) for c in bare.columns)
+    t = replace(bare, columns=columns, before=tuple(c.name for c in columns))
+    rows = [{"id": n, "copy": f"c{n}", "there": n} for n in (1, 2, 3)]
+
+    def commit(op: str, *content: Mapping[str, object]) -> None:
+        lsn = raw.next_lsn()
+        found = enumerate(content, 1)
+        raw.commit({t: [{**r, "_cdc_op": op, "_cdc_lsn": lsn, "_cdc_seq": n} for n, r in found]})
+
+    commit("c", rows[0], rows[0])
+    raw.record("live", t)
+    assert mirror.run() == 0
+    commit("c", rows[1], rows[2])
+    assert mirror.run() == 0
+    commit("d", rows[0], rows[2])
+    assert mirror.run() == 0
+    assert mirror.rows(t, "id", "copy", "there") == [(1, "c1", 1), (2, "c2", 2)]
 
 
 def test_keys_that_their_columns_can_not_hold(mirror: Mirror, raw: RawLake) -> None:
