@@ -200,7 +200,12 @@ class EpochStream:
         tables = {t: self._at[t].version for t in reached}
         schemas = {t: self._at[t].schema_version for t in reached}
         if not epochs and self._last is not None:  # the same cut: keep all other tables
-            others = [t for t in self._last.tables if t in self.stopped or not self._is_chosen(t)]
+            is_ahead = complete.keys() - set(reached)
+            others = [
+                t
+                for t in self._last.tables
+                if t in is_ahead or t in self.stopped or not self._is_chosen(t)
+            ]
             tables |= {t: self._last.tables[t] for t in others}
             schemas |= {t: self._last.schemas[t] for t in others}
         cut = EpochCut(through.number, through.end_lsn, through.last_commit_ts, tables, schemas)
