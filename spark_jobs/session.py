@@ -37,6 +37,7 @@ VALUE_SETTINGS: Mapping[str, str] = {
     **PARQUET_SETTINGS,
     "spark.sql.ansi.doubleQuotedIdentifiers": "false",
     "spark.sql.caseSensitive": "false",
+    "spark.sql.defaultCatalog": "spark_catalog",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     "spark.sql.parquet.binaryAsString": "false",
     "spark.sql.parser.escapedStringLiterals": "false",
@@ -44,6 +45,7 @@ VALUE_SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.storeAssignmentPolicy": "ANSI",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.variable.substitute": "false",
 }
 """What decides how values are read, compared and written, as the jobs need it."""
 LOCAL_SETTINGS: Mapping[str, str] = {
@@ -111,7 +113,7 @@ def session_of_job(given: SparkSession) -> Iterator[SparkSession]:
     try:
         yield derived_session(given)
     finally:
-        with suppress(Py4JError, PySparkException, ConnectionError, EOFError):
+        with suppress(Py4JError, PySparkException, AttributeError, ConnectionError, EOFError):
             _make_active(given)
 
 
