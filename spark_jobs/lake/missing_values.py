@@ -41,10 +41,12 @@ def missing_value(column: LakeColumn) -> tuple[str, str | None]:
     buffer = column.missing.encode()
     texts = TextColumn(ByteBuffer(buffer), np.zeros(1, np.int64), np.full(1, len(buffer), np.int64))
     array, refused = cast(texts, arrow_type(column.delta_type))
-    if len(refused) or isinstance(array[0].as_py(), dict):
+    value = array[0].as_py()
+    parts = value if isinstance(value, list) else [value]
+    if len(refused) or any(isinstance(part, dict) for part in parts):
         return null, column.missing
     # (times as text: no zone but the session's, which is UTC, is involved)
-    return f"CAST({literal(array[0].as_py())} AS {column.delta_type})", None
+    return f"CAST({literal(value)} AS {column.delta_type})", None
 
 
 def with_text(column: LakeColumn, text: str | None) -> str:
