@@ -31,7 +31,15 @@ WAYS = {"on": "not long", "off": "not long and not accelerator"}
 """The tests with the accelerator on and off."""
 UNAVAILABLE = 69
 """Exit code (EX_UNAVAILABLE of sysexits.h)."""
-_START = "from spark_jobs.session import local_session; local_session('ingestd').stop()"
+_START = f"""
+import sys
+from ingestd.model.errors import OperatorError
+from spark_jobs.session import local_session
+try:
+    local_session("ingestd").stop()
+except OperatorError as error:
+    sys.exit(print(error) or {UNAVAILABLE})
+"""
 """Also downloads Delta's jars."""
 
 
@@ -48,14 +56,17 @@ def main(arguments: list[str]) -> int:
         pairs = [pair for name in chosen.pairs or ["3.5", NEWEST.spark] for pair in named(name)]
     except OperatorError as error:
         parser.error(error.what)
-    outcomes = []
+    outcomes: list[Outcome] = []
     for pair in pairs:
         try:
             python = environment(pair, chosen.environments)
             subprocess.run([str(python), "-c", _START], check=True, cwd=ROOT)
         except subprocess.CalledProcessError as error:
-            say("", f"{pair.name} can't be had here, and was NOT tested: {error}")
-            return UNAVAILABLE
+            say("", f"{pair.name} does not start here, and was NOT tested: {error}")
+            is_install = "pip" in error.cmd
+            has_failed = not all(outcome.passed for outcome in outcomes)
+            missing = (is_install or error.returncode == UNAVAILABLE) and not has_failed
+            return UNAVAILABLE if missing else 1
         for way in chosen.ways:
             say("", f"{pair.name}, accelerator {way}")
             tests = f"{FEW if chosen.few else MARK} and {WAYS[way]}"
