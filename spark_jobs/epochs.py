@@ -77,7 +77,7 @@ class MirrorCut(Mapping[str, "DataFrame"]):
 
 
 def read_at(spark: SparkSession, target: str, epoch: int) -> MirrorCut:
-    """Return the newest cut at or below an epoch: one micro-batch may cover several epochs.
+    """Return the newest cut at or below an epoch: one step may cover several epochs.
 
     Raises OperatorError if none exists.
     """

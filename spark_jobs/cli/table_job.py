@@ -50,7 +50,9 @@ def table_job_parser(name: str, description: str, tables: str) -> argparse.Argum
         help=f"first re-create these {tables} from the lake",
     )
     add_catalog(found, tables)
-    found.add_argument("--checkpoint", metavar="URI", help="without effect: there is none any more")
+    found.add_argument(
+        "--checkpoint", metavar="URI", help="has no effect: the tables record their positions"
+    )
     add_accelerator(found)
     return found
 

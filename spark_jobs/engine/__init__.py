@@ -1,1 +1,1 @@
-"""The engine that moves tables from epoch to epoch in micro-batches."""
+"""The engine that moves tables from epoch to epoch."""
