@@ -55,7 +55,11 @@ SINGLE: Mapping[str, Mapping[str, str]] = {
         "spark.sql.storeAssignmentPolicy": "LEGACY",
     },
     "a commit's": dict(zip(OF_A_COMMIT, ("mine", "app", str(1 << 40)), strict=True)),
-    "catalog": {"spark.sql.catalog.mine": "org.example.Catalog", "spark.example.secret": "x"},
+    "catalog": {
+        "spark.sql.catalog.mine": "org.example.Catalog",
+        "spark.sql.defaultCatalog": "mine",
+        "spark.example.secret": "x",
+    },
 }
 ALL = {name: value for one in SINGLE.values() for name, value in one.items()} | {
     "spark.sql.ansi.enabled": "false",
