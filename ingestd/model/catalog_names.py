@@ -3,7 +3,7 @@
 Catalogs compare names without case, and some accept only ASCII letters, digits and underscores. So
 `public.orders` is `orders`, and `sales.orders` is `sales__orders`. Any other name is written with
 such characters and a part of its hash: `public."Order items"` is `public__order_items__` and 32
-hexadecimal digits, so that nobody can choose a second name with the same ones. A name depends on no
+hexadecimal digits, too many to find a second name with the same ones. A name depends on no
 other table, and no two tables have the same name.
 """
 

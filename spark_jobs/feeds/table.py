@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
+from ingestd.model.recorded import RecordError, read_json
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import CHECKPOINTS, signed
 from spark_jobs.delta_log.statements import add_columns, create, run, set_properties
@@ -41,12 +42,17 @@ class FeedTable:
 
     @property
     def key(self) -> list[str] | None:
-        """The names of the key's columns; None without a Delta table."""
+        """The names of the key's columns; None without a Delta table.
+
+        None of them if another writer has changed the property.
+        """
         found = self.checked.state(self.session, self.path)
         if found is None:
             return None
-        names: list[str] = json.loads(found.properties.get(_KEY, "[]"))
-        return names
+        try:
+            return [name.text() for name in read_json(found.properties.get(_KEY, "[]")).items()]
+        except RecordError:
+            return []
 
     @property
     def version(self) -> int:
