@@ -36,7 +36,6 @@ from ingestd.cli.errors import (
     reporting,
 )
 from ingestd.cli.examples import epilog
-from ingestd.process.imports import without_pandas
 
 __all__ = ["app", "exit_code", "main", "report_unexpected", "reporting"]
 
@@ -52,7 +51,6 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line: the console script `ingestd`."""
     sys.excepthook = report_unexpected
-    without_pandas()
     # Silences deltalake's long warnings; it raises what matters.
     os.environ.setdefault("RUST_LOG", "error")
     # Bypasses Typer.__call__, which installs its own excepthook.

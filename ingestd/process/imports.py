@@ -24,7 +24,7 @@ def without_pandas() -> None:
     """Keep pyarrow from importing pandas, for as long as this process lives.
 
     Where pandas is installed, the first array that pyarrow makes of a list imports it. A daemon
-    would start a sixth later, with tens of MB that nothing uses. Call it in programs only: a
-    library has no say in what its process imports.
+    would start a sixth later, with tens of MB that nothing uses. For the daemon only: other
+    commands use libraries that ask whether pandas is installed.
     """
     sys.meta_path.insert(0, _NoPandas())

@@ -11,6 +11,7 @@ import typer
 from ingestd.cli import completion
 from ingestd.cli.errors import reporting
 from ingestd.cli.options import ConfigFile, Debug
+from ingestd.process.imports import without_pandas
 from ingestd.process.memory import configure_allocators, gc_frozen
 
 
@@ -47,6 +48,7 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
     configure_allocators()
+    without_pandas()
     with reporting(debug=debug, config=config):
         with gc_frozen():
             from ingestd.app import daemon  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The command line does not import pandas."""
+"""The daemon does not import pandas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN = ("-m", "ingestd", "run", "-c", "missing.toml")
 
 
 @pytest.mark.parametrize(("words", "has_pandas"), [(("-c", ARRAY), True), (RUN, False)])
-def test_pyarrow_imports_pandas_but_not_in_our_program(
+def test_pyarrow_imports_pandas_but_not_in_the_daemon(
     words: tuple[str, ...], *, has_pandas: bool
 ) -> None:
     pytest.importorskip("pandas")
