@@ -3,7 +3,7 @@
 
     spark-submit ... spark_entry.py mirror --lake s3://lake/raw --source shop --target s3://m --once
 
-AWS Glue adds arguments of its own and wants a value for each of ours. There, the job and its
+AWS Glue adds other arguments and wants a value for each of ours. There, the job and its
 arguments are the value of one: `--ingestd_arguments "mirror --lake s3://lake/raw ... --once"`.
 """
 

@@ -95,7 +95,7 @@ def test_glue_job_is_what_the_job_takes() -> None:
     ensure_form("glue", "CreateJob", job)
     assert job["Command"]["ScriptLocation"].endswith(f"/{ENTRY.name}")
     arguments = job["DefaultArguments"]
-    # as Glue calls the script: with arguments of its own around
+    # as Glue calls the script: with other arguments around
     words = [word for pair in arguments.items() for word in pair]
     accept(*entry(["--JOB_NAME", "x", *words, "--TempDir", "s3://t"]))
     wheel, pandas = arguments["--additional-python-modules"].split(",")
