@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,3 +241,17 @@ def test_aborts_of_what_was_never_sent_are_ignored() -> None:
         chunks = PgoutputDecoder(resolve).feed(*pgoutput.laid_out(wire))
         assert [c.position for c in chunks] == ([9] if len(wire) > 1 else [])
         assert ordered(wire, [], MemorySpool()) == [m for m in wire if m != abort]
+
+
+@pytest.mark.parametrize("find", [resolve, lambda _: None], ids=["captured", "not captured"])
+def test_a_transaction_has_ended_with_its_commit_only(find: Callable[[Any], Any]) -> None:
+    """A keepalive moves the position, and is no transaction."""
+    decoder = PgoutputDecoder(find)
+    relation = pgoutput.relation(1, "t", [("a", 25, -1, False)])
+    decoder.idle(decoder.position.__class__(100))
+    for messages, expected in (
+        ([pgoutput.begin(500), relation, pgoutput.insert(1, [b"x"])], False),
+        ([pgoutput.commit(500, 510)], True),
+    ):
+        list(decoder.feed(*pgoutput.laid_out(messages)))
+        assert decoder.has_ended_transaction is expected
