@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from ingestd.postgres.connection.session import connect
 from ingestd.testing.embedded.ports import free_port
 from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.servers import running_server
+from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,3 +216,36 @@ def test_a_good_dsn_is_read() -> None:
         "user": "me", "password": "a@b", "host": "h1,h2", "port": ",5432", "dbname": "d",
         "connect_timeout": "3",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("replication", [False, True])
+async def test_a_cancelled_attempt_leaves_no_session(
+    database: Database, *, replication: bool
+) -> None:
+    """At any instant, and whatever refers to the exception: a stop, a timeout, a retry."""
+
+    async def attempt() -> None:
+        try:
+            connection = await connect(database.dsn, replication=replication)
+        except asyncio.CancelledError as error:
+            held = error  # refers to this frame, which refers to it
+            raise held from None
+        await connection.close()
+
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    gc.collect()
+    gc.disable()
+    try:
+        with psycopg.connect(database.dsn, autocommit=True) as observer:
+
+            def is_alone() -> bool:
+                return observer.execute(others).fetchone() == (1,)
+
+            for step in range(60):
+                attempting = asyncio.create_task(attempt())
+                await asyncio.sleep(step * 0.0004)
+                attempting.cancel()
+                await asyncio.wait({attempting})
+                await_until(is_alone, 10, f"the end of session {step}")
+    finally:
+        gc.enable()

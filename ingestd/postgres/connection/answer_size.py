@@ -11,8 +11,9 @@ import contextlib
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -34,6 +35,19 @@ class LimitedConnection(AsyncConnection[Any]):
     """
 
     answer_limit_bytes = ANSWER_LIMIT_BYTES
+
+    @classmethod
+    async def connect(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
+        """Connect as psycopg does; a session that was begun ends if this raises.
+
+        psycopg leaves a cancelled attempt to the garbage collector. Until it runs, the session is
+        open on the server, and may hold the claim on a slot.
+        """
+        try:
+            return await super().connect(*args, **kwargs)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
 
     async def wait(self, gen: PQGen[_T], *args: Any, **kwargs: Any) -> _T:  # noqa: ANN401
         """Wait as psycopg does, for every query and every row."""
