@@ -36,6 +36,7 @@ from ingestd.cli.errors import (
     reporting,
 )
 from ingestd.cli.examples import epilog
+from ingestd.terminal.echo import echo
 
 __all__ = ["app", "exit_code", "main", "report_unexpected", "reporting"]
 
@@ -64,7 +65,7 @@ def main() -> None:
 
 def _version(*, wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ingestd {__version__}")
+        echo(f"ingestd {__version__}")
         raise typer.Exit
 
 

@@ -6,6 +6,7 @@ show lines that no program printed.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -35,6 +36,11 @@ def printable_sql(statement: str) -> str:
 def printable_command(words: Iterable[str]) -> str:
     """Return a shell command in which every word is printable: ``$'...'`` where necessary."""
     return " ".join(map(_shell_word, words))
+
+
+def printable_json(text: str) -> str:
+    """Return an equivalent JSON document in which every character but line ends is printable."""
+    return "".join(c if c == "\n" or _is_printable(c) else json.dumps(c)[1:-1] for c in text)
 
 
 def one_line(text: str) -> str:

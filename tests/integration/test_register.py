@@ -194,10 +194,10 @@ def test_unity_has_every_table_once(raw: RawLake, unity: UnityServer, tmp_path: 
         ["main.shop_raw.sales__orders: removed", *["1 removed, 3 unchanged"]],
         "",
     )
-    unity.tables["main.shop_raw.orders"]["storage_location"] = "s3://other/place"
+    unity.tables["main.shop_raw.orders"]["storage_location"] = "s3://other/place\x1b[2J\x9b31m\nok"
     code, lines, printed = registering.run()
     assert (code, lines) == (1, ["1 failed, 2 unchanged"])
-    assert "is at s3://other/place, not at file://" in printed
+    assert "is at s3://other/place [2J 31m ok, not at file://" in printed
     assert TOKEN not in printed
 
 

@@ -8,6 +8,7 @@ import typer
 
 from ingestd.cli.errors import EXIT_OPERATOR, redactor_of, reporting
 from ingestd.cli.options import AsJson, ConfigFile, Debug
+from ingestd.terminal.echo import echo
 
 
 def check(config: ConfigFile, *, as_json: AsJson = False, debug: Debug = False) -> None:
@@ -20,7 +21,7 @@ def check(config: ConfigFile, *, as_json: AsJson = False, debug: Debug = False) 
     from ingestd.terminal.check import checks_to_json, print_checks  # noqa: PLC0415
 
     if as_json:
-        typer.echo(json.dumps(redactor.tree(checks_to_json(lines)), indent=2))
+        echo(json.dumps(redactor.tree(checks_to_json(lines)), indent=2))
     else:
         print_checks(lines, redactor)
     if any(line.level == "fail" for line in lines):

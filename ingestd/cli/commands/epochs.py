@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from ingestd.cli.errors import load, reporting
 from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, known_source
+from ingestd.terminal.echo import echo_json
 
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Maximum number to show.")]
 
@@ -29,7 +29,7 @@ def epochs(
         known_source(found, source)
         document = last_epochs(found, source, limit)
     if as_json:
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        echo_json(document)
     else:
         from ingestd.terminal.epochs import print_epochs  # noqa: PLC0415
 

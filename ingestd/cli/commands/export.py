@@ -16,6 +16,7 @@ from ingestd.cli.errors import load, reporting
 from ingestd.cli.options import ConfigFile, Debug, SourceName, TableName, known_source
 from ingestd.model.errors import ConfigError, OperatorError
 from ingestd.process.file_creation import create_binary
+from ingestd.terminal.echo import echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +132,7 @@ def _write(reader: pa.RecordBatchReader, form: ExportFormat, output: Path | None
         return
     with _new_file(output) as file:
         count = write_rows(reader, form, file)
-    typer.echo(f"{output}: {count:,} rows", err=True)
+    echo(f"{output}: {count:,} rows", err=True)
 
 
 def _give_name(partial: Path, path: Path) -> None:

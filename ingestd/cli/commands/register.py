@@ -10,6 +10,8 @@ import typer
 from ingestd.cli import completion
 from ingestd.cli.errors import EXIT_OPERATOR, load, reporting
 from ingestd.cli.options import ConfigFile, Debug
+from ingestd.model.printable_text import one_line
+from ingestd.terminal.echo import echo
 
 SourceNames = Annotated[
     list[str] | None,
@@ -37,9 +39,10 @@ def register(sources: SourceNames = None, *, config: ConfigFile, debug: Debug = 
         for report in registering.register(found, sources or []):
             counts[report.outcome] += 1
             if report.fault is not None:
-                typer.echo(found.redactor.text(str(report.fault)), err=True)
+                remedy = f"\n  remedy: {report.fault.remedy}" if report.fault.remedy else ""
+                echo(found.redactor.text(one_line(report.fault.what) + remedy), err=True)
             elif report.outcome is not NameOutcome.UNCHANGED:
-                typer.echo(f"{report.name}: {report.outcome}")
-        typer.echo(", ".join(f"{n} {what}" for what, n in sorted(counts.items())) or "no tables")
+                echo(f"{report.name}: {report.outcome}")
+        echo(", ".join(f"{n} {what}" for what, n in sorted(counts.items())) or "no tables")
     if counts[NameOutcome.FAILED]:
         raise typer.Exit(EXIT_OPERATOR)

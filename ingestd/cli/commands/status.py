@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from ingestd.cli.daemon import daemon_status
 from ingestd.cli.errors import reporting
 from ingestd.cli.options import AsJson, ConfigFile, Debug, duration_in
+from ingestd.terminal.echo import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,7 @@ def status(
             return
         found = _found(config)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        echo(json.dumps(found, indent=2))
     else:
         from ingestd.terminal.status import print_status  # noqa: PLC0415
 

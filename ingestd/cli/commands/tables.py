@@ -12,6 +12,7 @@ from ingestd.cli import completion
 from ingestd.cli.daemon import daemon_status
 from ingestd.cli.errors import SEVERITY, exit_code, reporting
 from ingestd.cli.options import ConfigFile, Debug, duration_in
+from ingestd.terminal.echo import echo
 
 
 def tables(
@@ -49,7 +50,7 @@ def tables(
             running=running,
         )
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        echo(json.dumps(found, indent=2))
     else:
         from ingestd.terminal.tables import print_tables  # noqa: PLC0415
 

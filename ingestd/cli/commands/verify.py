@@ -11,6 +11,7 @@ from ingestd.cli import completion
 from ingestd.cli.errors import EXIT_INTERRUPTED, redactor_of, reporting
 from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, duration_in, size_in
 from ingestd.process.memory import configure_allocators
+from ingestd.terminal.echo import echo
 
 
 def verify(
@@ -73,7 +74,7 @@ def verify(
             raise typer.Exit(EXIT_INTERRUPTED) from None
         redactor = redactor_of(config)
     if as_json:
-        typer.echo(json.dumps(redactor.tree(found.to_json()), indent=2))
+        echo(json.dumps(redactor.tree(found.to_json()), indent=2))
     else:
-        typer.echo(redactor.text("\n".join(found.lines())))
+        echo(redactor.text("\n".join(found.lines())))
     raise typer.Exit(found.exit_code)

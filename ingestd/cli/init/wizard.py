@@ -22,6 +22,7 @@ from ingestd.model.errors import ConfigError, IngestdError, OperatorError
 from ingestd.postgres.role_sql import least_privilege
 from ingestd.postgres.settings import SETTINGS
 from ingestd.process import file_creation as creating
+from ingestd.terminal.echo import echo
 from ingestd.terminal.tables import print_tables
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class InitCommand:
         """
         self._refuse_to_replace(self.output)
         given, database = self._reached()
-        typer.echo(f"connected: PostgreSQL {database.server}, role {database.role}")
+        echo(f"connected: PostgreSQL {database.server}, role {database.role}")
         source = self._asked(self.source, "Name of the source", _name_of(database.name))
         if not _SOURCE_NAME.match(source):
             raise ConfigError(f"{source!r}: a source's name is 1-55 of a-z, 0-9 and _")
@@ -106,7 +107,7 @@ class InitCommand:
         found = database.patterns
         if self.takes_defaults:
             return found
-        typer.echo(f"found {len(database.tables)} tables")
+        echo(f"found {len(database.tables)} tables")
         text = typer.prompt(
             "Tables to capture (schema.table, with * and ?; separated by commas; ! excludes)",
             default=", ".join(found),
@@ -122,9 +123,9 @@ class InitCommand:
         except OSError as error:
             raise OperatorError(f"{error.filename}: can't be written: {error.strerror}") from error
         load_config(self.output, SETTINGS, os.environ)
-        typer.echo(f"\nwrote {self.output}")
+        echo(f"\nwrote {self.output}")
         if secret is not None:
-            typer.echo(f"wrote {secret}, with the password: keep it out of version control")
+            echo(f"wrote {secret}, with the password: keep it out of version control")
 
     def _print_rights(self, proposal: Proposal, source: str, database: Database) -> None:
         """Print the SQL for a least-privilege role, unless the connection uses that role."""
@@ -132,16 +133,16 @@ class InitCommand:
             return
         settings, streams = proposal.settings, proposal.way["kind"] == "wal"
         statements = asyncio.run(least_privilege(settings, self.role, proposal.tables, _WHERE))
-        typer.echo(
+        echo(
             f"\nSQL for a role that can read these tables and nothing else. Run it once in the\n"
             f"database {database.name}, as a superuser:\n"
         )
         for statement in statements:
-            typer.echo(f"  {statement}")
+            echo(f"  {statement}")
         then = f"Then set its password (in psql: \\password {self.role}), and use the role in `dsn`"
         if streams and proposal.way["manage"]:
             then += f"\nof [sources.{source}], with manage = false"
-        typer.echo(f"\n{then}.")
+        echo(f"\n{then}.")
 
 
 def _inspect(given: GivenDsn) -> Database:
@@ -160,17 +161,17 @@ def _name_of(database: str) -> str:
 def _print_way(proposal: Proposal) -> None:
     kind = proposal.way["kind"]
     if kind == "polling" and proposal.why_not_wal:
-        typer.echo("\ncapture: polling, as the write-ahead log can't be read")
+        echo("\ncapture: polling, as the write-ahead log can't be read")
     elif kind == "polling":
-        typer.echo("\ncapture: polling")
+        echo("\ncapture: polling")
     else:
-        typer.echo("\ncapture: the write-ahead log (logical replication)")
+        echo("\ncapture: the write-ahead log (logical replication)")
     for line in proposal.why_not_wal or proposal.blockers:
-        typer.echo(f"  {line.subject}: {line.detail}")
+        echo(f"  {line.subject}: {line.detail}")
         if line.remedy:
-            typer.echo(f"    remedy: {line.remedy}")
+            echo(f"    remedy: {line.remedy}")
     if kind == "polling" and proposal.why_not_wal:
-        typer.echo("  to capture every change, fix this and run init again; see docs/polling.md")
+        echo("  to capture every change, fix this and run init again; see docs/polling.md")
 
 
 def _config(
@@ -207,13 +208,13 @@ def _cursors(proposal: Proposal) -> Sequence[ProposedCursor]:
 
 def _print_next(proposal: Proposal, output: Path) -> None:
     path = shlex.quote(str(output))
-    typer.echo("\nNext:")
+    echo("\nNext:")
     if proposal.blockers:
-        typer.echo("  fix the problems above")
-    typer.echo(f"  ingestd check -c {path}")
-    typer.echo(f"  ingestd run -c {path}")
+        echo("  fix the problems above")
+    echo(f"  ingestd check -c {path}")
+    echo(f"  ingestd run -c {path}")
     if proposal.way["kind"] == "wal":
-        typer.echo(
+        echo(
             "\nTo record DDL in the WAL by event triggers (docs/ddl.md), put"
             f'\nddl_log = "event_trigger" into {output}. The SQL that creates them, for a'
             f"\nsuperuser, is then printed by:\n\n  ingestd check -c {path}"

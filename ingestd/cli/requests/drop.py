@@ -11,6 +11,7 @@ import typer
 from ingestd.app.factories import lake_of
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.slots.drop import claimed_belongings
+from ingestd.terminal.echo import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ class DropCommand:
         """
         settings = self.config.sources[self.source]
         if not isinstance(settings, WalSettings):
-            typer.echo(f"source {self.source} is polled: it has no slot or publication to drop")
+            echo(f"source {self.source} is polled: it has no slot or publication to drop")
             self._report_lake()
             return 0
         place, found = asyncio.run(self._find_belongings(settings))
@@ -44,10 +45,10 @@ class DropCommand:
         if not goes:
             return 0
         if not is_agreed and not typer.confirm("Drop this?", default=False):
-            typer.echo("nothing was dropped")
+            echo("nothing was dropped")
             return EXIT_DECLINED
         for belonging in asyncio.run(self._drop(settings)):
-            typer.echo(f"dropped {belonging.kind} {belonging.name}")
+            echo(f"dropped {belonging.kind} {belonging.name}")
         return 0
 
     async def _find_belongings(self, settings: WalSettings) -> tuple[str, Sequence[Belonging]]:
@@ -62,16 +63,16 @@ class DropCommand:
             return goes
 
     def _print_plan(self, place: str, found: Sequence[Belonging], settings: WalSettings) -> None:
-        typer.echo(f"source {self.source}, on {place}:")
+        echo(f"source {self.source}, on {place}:")
         for belonging in found:
             named = f"{belonging.kind} {belonging.name} ({belonging.detail})"
             if belonging.kept is None:
-                typer.echo(f"  drop {named}")
+                echo(f"  drop {named}")
             else:
-                typer.echo(f"  keep {named}: {belonging.kept}")
-                typer.echo(f"    {belonging.statement}")
+                echo(f"  keep {named}: {belonging.kept}")
+                echo(f"    {belonging.statement}")
         if not found:
-            typer.echo("  there is no slot or publication to drop")
+            echo("  there is no slot or publication to drop")
         self._report_lake()
         if any(b.kept is None for b in found):
             after = (
@@ -79,8 +80,8 @@ class DropCommand:
                 if settings.slot_lost == "resnapshot"
                 else 'stops because of slot_lost = "stop": the lake would have a gap'
             )
-            typer.echo(f"`ingestd run` with this config {after}.")
+            echo(f"`ingestd run` with this config {after}.")
 
     def _report_lake(self) -> None:
         place = lake_of(self.config).place(self.source)
-        typer.echo(f"  the lake is not changed: {place}")
+        echo(f"  the lake is not changed: {place}")

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ingestd.http.client import fetch_status, request_pause, request_resume
 from ingestd.model.errors import ConfigError, OperatorError, TransientError
 from ingestd.process.clock import utc_now
+from ingestd.terminal.echo import echo
 from ingestd.terminal.status import size
 
 if TYPE_CHECKING:
@@ -53,8 +52,8 @@ class PauseCommand:
         if self._runs():  # a daemon started meanwhile, possibly before the mark was written
             self._pause_by_daemon(limit_s)
             return
-        typer.echo(f"source {self.source}: paused since {_time(since)}; {self._why_unsent}")
-        typer.echo(f"  resume with: {self._resume}")
+        echo(f"source {self.source}: paused since {_time(since)}; {self._why_unsent}")
+        echo(f"  resume with: {self._resume}")
 
     def resume(self, limit_s: float) -> None:
         """Resume the source, and wait until it has restarted. Raises as `pause`."""
@@ -66,7 +65,7 @@ class PauseCommand:
             self._resume_by_daemon(limit_s)
             return
         what = "resumed" if was_paused else "was not paused"
-        typer.echo(f"source {self.source}: {what}; {self._why_unsent}")
+        echo(f"source {self.source}: {what}; {self._why_unsent}")
 
     def _mark(self) -> PauseMark:
         if self.open_mark is None:
@@ -106,15 +105,15 @@ class PauseCommand:
         found = self._await(lambda status: status["state"] == "paused", limit_s, "still delivers")
         kept = found["retained_bytes"]
         wal = "" if kept is None else f"; its slot retains {size(kept)} of WAL"
-        typer.echo(f"source {self.source}: paused since {_time(since)}{wal}")
-        typer.echo(f"  resume with: {self._resume}")
+        echo(f"source {self.source}: paused since {_time(since)}{wal}")
+        echo(f"  resume with: {self._resume}")
 
     def _resume_by_daemon(self, limit_s: float) -> None:
         assert self.address is not None
         was_paused = request_resume(self.address, self.source)
         self._await(lambda status: status["state"] != "paused", limit_s, "is still paused")
         what = "resumed where it stopped" if was_paused else "was not paused"
-        typer.echo(f"source {self.source}: {what}")
+        echo(f"source {self.source}: {what}")
 
     def _await(
         self, is_over: Callable[[Mapping[str, Any]], bool], limit_s: float, otherwise: str

@@ -6,11 +6,11 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 
 from ingestd.http.snapshot_client import ask_for_snapshot, ask_to_cancel, follow
 from ingestd.model.printable_text import printable
+from ingestd.terminal.echo import echo
 from ingestd.terminal.snapshot import SnapshotBars, SnapshotLines
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SnapshotCommand:
     def cancel(self) -> None:
         """Cancel the snapshots. Raises as `ask_to_cancel`."""
         names = ask_to_cancel(self.address, self.source, self.tables, expected=self.expected)
-        typer.echo(f"source {self.source}: cancelled the snapshot of {', '.join(names)}")
+        echo(f"source {self.source}: cancelled the snapshot of {', '.join(names)}")
 
     def ask(self, where: str | None, wait_s: float | None) -> int:
         """Request a snapshot and follow it; return the exit code.
@@ -53,23 +53,23 @@ class SnapshotCommand:
         )
         names = ", ".join(following.tables)
         what = "a new snapshot of" if where is None else f"the rows where {where} of"
-        typer.echo(f"source {self.source}: requested {what} {names}")
+        echo(f"source {self.source}: requested {what} {names}")
         if wait_s is None:
-            typer.echo(f"  follow it with: {self._status}")
+            echo(f"  follow it with: {self._status}")
             return 0
         console = Console(highlight=False, emoji=False)
         display: SnapshotBars | SnapshotLines
         if console.is_terminal:
             display = SnapshotBars(self.source, len(following.tables), console)
         else:
-            display = SnapshotLines(self.source, lambda line: typer.echo(printable(f"  {line}")))
+            display = SnapshotLines(self.source, lambda line: echo(printable(f"  {line}")))
         try:
             with display:
                 follow(self.address, following, wait_s, display)
         except KeyboardInterrupt:
             # Not on the console: interrupted while writing, it would repeat that output.
-            typer.echo(f"the daemon continues the snapshot; follow it with: {self._status}")
-            typer.echo(f"  or cancel it with: {self._cancel(following.remaining)}")
+            echo(f"the daemon continues the snapshot; follow it with: {self._status}")
+            echo(f"  or cancel it with: {self._cancel(following.remaining)}")
             return EXIT_INTERRUPTED
         return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -21,7 +22,9 @@ from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus
 from ingestd.observe.status_json import to_json
 from ingestd.ports.verify import VerifyOutcome, VerifyState
 from ingestd.terminal.check import print_checks
+from ingestd.terminal.echo import echo, echo_json
 from ingestd.terminal.status import print_status
+from tests.harness.source_code import modules
 
 NAME = "a\x1b]0;title\x07\x1b[2J\r\nok    shop  all is well\x9b31m"
 ONE_LINE = NAME.replace("\n", "")
@@ -73,3 +76,26 @@ def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().err
     assert_plain(printed)
     assert printed.endswith("\n  remedy: two\n  lines\n")
+
+
+def test_texts_and_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    echo(ONE_LINE)
+    assert_plain(capsys.readouterr().out)
+    echo(ONE_LINE, err=True)
+    assert_plain(capsys.readouterr().err)
+    echo_json({NAME: [NAME, "Ünï \N{SNOWMAN}", "\U000e0001\u202e"]})
+    printed = capsys.readouterr().out
+    assert_plain(printed)
+    assert "\N{SNOWMAN}" in printed
+    assert "\u202e" not in printed
+    assert json.loads(printed) == {NAME: [NAME, "Ünï \N{SNOWMAN}", "\U000e0001\u202e"]}
+
+
+def test_commands_print_in_no_other_way() -> None:
+    """Except errors, tables and progress, which are made printable where they are made."""
+    found = [
+        str(path)
+        for path in modules("ingestd/cli")
+        if "typer.echo" in path.read_text("utf-8") or "\nprint(" in path.read_text("utf-8")
+    ]
+    assert found == []
