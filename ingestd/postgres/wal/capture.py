@@ -411,10 +411,10 @@ class WalCapture:
             raise self._without_slot()
         return slot.confirmed_lsn
 
-    async def _server_position(self, lineage: str) -> Lsn:
+    async def _server_position(self, queried_id: str) -> Lsn:
         """Query on the connection that is never busy for long."""
         with self._control.errors("position"):
-            return await position_of(await self._monitoring(), lineage)
+            return await position_of(await self._monitoring(), queried_id)
 
     async def _monitoring(self) -> AsyncConnection[Any]:
         async with self._monitor_lock:  # queries for a position and for lag

@@ -105,7 +105,7 @@ class ChangeStream:
         self._spool_policy = spool
         self._decode_gap = decode_gap
         self._position = ZERO
-        self._lineage = ""
+        self._queried_id = ""
         self._encoding: Encoding | None = None
         self._drain: Drain | None = None
         self._decoder: PgoutputDecoder | None = None
@@ -120,15 +120,15 @@ class ChangeStream:
 
         Call `server_is_at` first. Raises TransientError, OperatorError, ProtocolError.
         """
-        self._position, self._lineage = start, server.lineage
+        self._position, self._queried_id = start, server.queried_id
         self._encoding = encoding_of(server.encoding)
         self._server_at.mark_uncertain()
-        self.confirmation.begin(start, server.lineage)
+        self.confirmation.begin(start, server.queried_id)
         await self._read_failed_transaction(start, server)
         while True:
             async with contextlib.aclosing(self._drain_backlogs()) as change_sets:
                 async for change_set in change_sets:
-                    await self._server_at.ensure_reached(change_set.position, self._lineage)
+                    await self._server_at.ensure_reached(change_set.position, self._queried_id)
                     yield self._deliver(change_set)
                     self._position = max(self._position, change_set.position)
             async with contextlib.aclosing(self._streamed(self._position, server)) as change_sets:
@@ -192,7 +192,7 @@ class ChangeStream:
         after = self._decode_gap.failed_after
         if after is None or after < start:
             return
-        end = await self._server_at.query_end(self._lineage)
+        end = await self._server_at.query_end(self._queried_id)
         stream = await self._open_stream(after, server, start, streams_in_progress=False)
         self._encoding = stream.encoding
         decoder, spool = self._new_decoder(lambda _: None), self._new_spool()
@@ -230,7 +230,7 @@ class ChangeStream:
                 found = await asyncio.to_thread(decoding.decode_some)
                 if decoding.reply_requested:  # the reply may wait until an epoch is durable
                     self.confirmation.request_reply(decoder.position)
-                await self._server_at.ensure_reached(decoder.position, self._lineage)
+                await self._server_at.ensure_reached(decoder.position, self._queried_id)
                 stream.set_received(decoder.position)
                 for change_set in found:
                     yield self._deliver(change_set)
@@ -351,7 +351,7 @@ class ChangeStream:
                 messages=self._settings.logs_ddl,
                 where=f"source {self._source}, stream",
                 limits=self._limits(server),
-                lineage=self._lineage,
+                queried_id=self._queried_id,
             )
             try:
                 await self._ensure_not_moved(self._position)
@@ -422,7 +422,7 @@ class ChangeStream:
             self._settings.publication,
             self._drain_policy,
             target - start,
-            lineage=self._lineage,
+            queried_id=self._queried_id,
             row_limit_bytes=self._row_limit_bytes,
         )
         try:

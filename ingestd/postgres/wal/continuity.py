@@ -102,7 +102,7 @@ async def continuity_of(
     publication = await find_publication(control, settings.publication)
     current = await current_position(control)
     switched: Mapping[int, Lsn] = {}
-    if committed.origin not in {None, server.origin}:
+    if committed.server_id not in {None, server.server_id}:
         switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
     found = SlotContinuity(server, current, slot, publication is not None, switched, decode_gap)
     return judge(found, settings, committed, where=where)
@@ -113,7 +113,7 @@ async def server_end(
 ) -> ServerEnd:
     """Return the end of what this server can have sent to this lake. Raises psycopg.Error."""
     current = await current_position(control)
-    system, _, timeline = (committed.origin or server.origin).partition("/")
+    system, _, timeline = (committed.server_id or server.server_id).partition("/")
     if "/" in timeline:
         return ServerEnd(Lsn(current + POLLED_AHEAD_BYTES), server.in_recovery)
     if system == server.system_identifier and timeline != str(server.timeline):
@@ -158,7 +158,7 @@ def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeS
         )
     if position is None or not committed.needs_continuity or slot.is_lost:
         return None
-    other = _other_server(committed.origin or found.server.origin, found.server)
+    other = _other_server(committed.server_id or found.server.server_id, found.server)
     if other is not None:
         return f"{other}; and {read} here: it is another source's lake"
     if (slot.confirmed_lsn or ZERO) > position:
@@ -174,13 +174,13 @@ def _gap(
 ) -> str | None:
     """Return why the server may lack changes that follow the lake; None if it has them all."""
     server = found.server
-    origin = committed.origin or server.origin
-    other = _other_server(origin, server)
+    server_id = committed.server_id or server.server_id
+    other = _other_server(server_id, server)
     if other is not None:
         return other
-    if "/" in origin.partition("/")[2]:
+    if "/" in server_id.partition("/")[2]:
         return "the lake's rows came by another kind of capture, which did not move the slot"
-    timeline = origin.partition("/")[2]
+    timeline = server_id.partition("/")[2]
     if timeline != str(server.timeline):
         reached = max(position, committed.floor or ZERO)
         parted = _parted(found, settings.slot, timeline, reached)
@@ -193,9 +193,9 @@ def _gap(
     return lacked or gap_before(found.slot, settings.slot, position)
 
 
-def _other_server(origin: str, server: WalServer) -> str | None:
+def _other_server(server_id: str, server: WalServer) -> str | None:
     """Return why the lake's rows are not from this server; None if they are."""
-    system = origin.partition("/")[0]
+    system = server_id.partition("/")[0]
     if system != server.system_identifier:
         return (
             f"this server (system identifier {server.system_identifier}) is not the one that the "
@@ -230,7 +230,7 @@ def _parted(found: SlotContinuity, name: str, timeline: str, reached: Lsn) -> st
 def _behind(
     found: SlotContinuity, slot: str, reached: Lsn, committed: LakeState, where: str
 ) -> Lost:
-    is_polled = (committed.origin or "").count("/") > 1
+    is_polled = (committed.server_id or "").count("/") > 1
     if is_polled and reached - found.current < POLLED_AHEAD_BYTES:
         raise TransientError(
             f"{where}: the lake was written by polling, whose positions run ahead of a server that "

@@ -170,7 +170,7 @@ class SourceTables:
         return Discovery(
             tuple(accepted),
             tuple(found.refused),
-            server.origin,
+            server.server_id,
             interrupted,
             rewritten,
             catalog.lsn,

@@ -183,12 +183,12 @@ class Drain:
         policy: DrainPolicy,
         behind_bytes: int,
         *,
-        lineage: str,
+        queried_id: str,
         row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> Drain:
         """Copy the slot at least once, up to as often as the policy says and the server allows.
 
-        `lineage`: see `refuse_other`; `row_limit_bytes`: see `DrainSlot.open`. Raises
+        `queried_id`: see `refuse_other`; `row_limit_bytes`: see `DrainSlot.open`. Raises
         TransientError if the slot does not exist.
         """
         parts = cut(Lsn(0), Lsn(behind_bytes), slots=policy.slots, part_bytes=policy.part_bytes)
@@ -201,7 +201,7 @@ class Drain:
                             dsn,
                             slot,
                             publication,
-                            lineage=lineage,
+                            queried_id=queried_id,
                             messages=policy.messages,
                             row_limit_bytes=row_limit_bytes,
                             result_memory=policy.result_memory,
