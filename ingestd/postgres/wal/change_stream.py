@@ -329,7 +329,7 @@ class ChangeStream:
             return TransientError(error.what, reason="row_not_sent", remedy=remedy)
         why = why_unsendable(cause) or loggable_message(cause)
         decode_gap.undecodable = f"slot {settings.slot!r} can't pass a row: {why}"
-        decode_gap.accuse(suspects, why)
+        decode_gap.keep_out(suspects, why)
         return TransientError(error.what, reason="row_not_sent")
 
     def _is_of_publication(self, fault: BaseException | None) -> bool:
