@@ -4,7 +4,7 @@ The modules and their responsibilities::
 
     capture.py             the ChangeCapture, composed of the modules below
     server.py              the server's version, settings and privileges
-    publication.py         the tables that the server sends; its statements: publication_sql.py
+    publication/           the tables that the server sends
     slots/                 replication slots, and the points at which they export snapshots
     replication_stream.py  START_REPLICATION: blocks of messages, read by
                            ../transport/copy_reader.py

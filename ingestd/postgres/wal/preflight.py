@@ -43,18 +43,22 @@ from ingestd.postgres.rewrites.ddl_script import REMEDY, ddl_log_fault, script
 from ingestd.postgres.server_capacity import SENDERS, SLOTS, demand_of, room_lines
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S, read_fault
-from ingestd.postgres.wal.publication_sql import (
+from ingestd.postgres.wal.publication.alteration import (
+    possible_lists,
+    refused_by_trigger,
+    why_refused,
+)
+from ingestd.postgres.wal.publication.statements import (
     ColumnLists,
     add_statement,
-    check_publication,
     column_lists,
-    kept_out,
     outdated,
+)
+from ingestd.postgres.wal.publication.unmanaged import (
+    check_publication,
     owned_by_others,
     owners_statement,
     partitioned_of,
-    possible_lists,
-    refused_by_trigger,
 )
 from ingestd.postgres.wal.server import WalServer, inspect_server, server_notices
 from ingestd.postgres.wal.slots.slot import Slot, find_slot, slot_fault
@@ -317,7 +321,7 @@ async def _note_refused(
 ) -> bool:
     """Add the tables that the server refuses to publish; return whether that could be tried."""
     try:
-        refused = await kept_out(connection, name, tables, lists)
+        refused = await why_refused(connection, name, tables, lists)
     except psycopg.Error as error:
         disable = await refused_by_trigger(connection, error)
         level: Level = "warn" if disable is None else "fail"
