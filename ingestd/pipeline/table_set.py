@@ -162,12 +162,12 @@ class TableSet:
         found = self._entries.values()
         return [e.table for e in found if e.is_queued and e.table.id not in self._postponed]
 
-    def apply_prepared(self, found: Prepared) -> None:
+    def apply_prepared(self, prepared: Prepared) -> None:
         """Apply the result of preparing the source."""
-        for name, fingerprint in found.fingerprints.items():
+        for name, fingerprint in prepared.fingerprints.items():
             entry = self._entries[name]
             entry.table = replace(entry.table, fingerprint=fingerprint)
-        self.postpone(found.locked)
+        self.postpone(prepared.locked)
 
     def postpone(self, names: Iterable[TableId]) -> None:
         """Postpone tables that the source can't send yet, until the next discovery."""

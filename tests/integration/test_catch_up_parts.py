@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from ingestd.model.lsn import Lsn
+from ingestd.postgres.wal.drain.backlog_parts import cut
 from ingestd.postgres.wal.drain.drain import Drain, DrainPolicy, PartFailedError
-from ingestd.postgres.wal.drain.parts import cut
 from tests.harness.databases import query_server_id
 from tests.harness.open_transactions import OpenWriters, meanings, segmenting
 

@@ -175,7 +175,7 @@ def part_of(lake: MemoryLake) -> KeyPartition:
     """What the lake says the sweep is at."""
     progress = PollProgress.parse(lake.resume)
     assert progress is not None
-    return progress.part
+    return progress.key_partition
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ async def test_a_sweep_of_many_passes_continues_after_a_restart(
     parts: list[KeyPartition] = []
 
     async def note(_: Sequence[str]) -> None:
-        parts.append(again.capture.polls.states[T].part)
+        parts.append(again.capture.polls.states[T].key_partition)
 
     lake.reading = note
     await again.start()

@@ -243,16 +243,16 @@ def statistics_of(statistics_json: str | None) -> dict[str, Any]:
         return {}
 
 
-def checked_statistics(found: object) -> dict[str, Any]:
+def checked_statistics(statistics: object) -> dict[str, Any]:
     """Return these statistics without malformed entries."""
-    if not isinstance(found, dict):
+    if not isinstance(statistics, dict):
         return {}
     kept: dict[str, Any] = {}
-    rows = found.get("numRecords")
+    rows = statistics.get("numRecords")
     if _is_number(rows) and rows in _ROWS:
         kept["numRecords"] = rows
     for name in ("minValues", "maxValues", "nullCount"):
-        bounds = found.get(name)
+        bounds = statistics.get(name)
         if isinstance(bounds, dict):
             kept[name] = {k: v for k, v in bounds.items() if k not in _NUMBERS or _is_number(v)}
     return kept

@@ -139,12 +139,12 @@ class PollingCapture:
         self.polls.wake.set()
         return self._without_faulty(replace(found, server_id=server.server_id))
 
-    def _without_faulty(self, found: Discovery) -> Discovery:
+    def _without_faulty(self, discovery: Discovery) -> Discovery:
         """Refuse, for a time, the tables that can't be polled."""
         faults = self.polls.faults.lasting()
-        refused = [Refused(t, faults[t.id]) for t in found.tables if t.id in faults]
-        tables = tuple(t for t in found.tables if t.id not in faults)
-        return replace(found, tables=tables, refused=(*found.refused, *refused))
+        refused = [Refused(t, faults[t.id]) for t in discovery.tables if t.id in faults]
+        tables = tuple(t for t in discovery.tables if t.id not in faults)
+        return replace(discovery, tables=tables, refused=(*discovery.refused, *refused))
 
     def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
         """Retry at the next discovery those tables that are refused for some time after a fault."""

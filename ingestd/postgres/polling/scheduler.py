@@ -109,10 +109,10 @@ class PollScheduler:
                     state.progress, state.resumes_at = known.by(polled.by), ZERO
                     # By the wall clock: a daemon started daily must still sweep once a week.
                     state.turn.swept_at = now - max(0.0, self._wall() - known.swept_at)
-                    state.part = known.part
+                    state.key_partition = known.key_partition
             if state.polled.table != polled.table:
                 state.forget_missing()
-                state.part = WHOLE
+                state.key_partition = WHOLE
             state.polled, state.turn.interval_s = polled, polled.interval_s
             self.states[name] = state
         for state in before.values():
@@ -380,7 +380,7 @@ class PollScheduler:
         if outcome.is_due:
             state.progress, state.peak = outcome.scan.progress, outcome.scan.peak
             state.polled_at = started
-            state.turn.record_poll(self._monotonic(), found=found, whole_s=outcome.whole_s)
+            state.turn.record_poll(self._monotonic(), found_rows=found, whole_s=outcome.whole_s)
             self.faults.succeeded(state.polled.table.id)
         if found:
             state.resumes_at = min(state.resumes_at, outcome.read_point.position)
@@ -458,8 +458,8 @@ class PollScheduler:
             key_bytes=self._key_bytes,
             row_limit_bytes=self._row_limit_bytes,
             policy=self._sweeps,
-            first=state.part,
-            began=state.begin_part,
+            first=state.key_partition,
+            began=state.begin_partition,
         )
         state.unlooked = False
         async with aclosing(sweep.missing()) as found:
@@ -474,7 +474,7 @@ class PollScheduler:
                 if state.unlooked:
                     what = f"{self._where}: {table.id} could not be polled for a sweep"
                     raise TransientError(what, reason="sweep_cut_off")
-        state.part = WHOLE
+        state.key_partition = WHOLE
 
     def _raise_sweeps_fault(self) -> None:
         """Drop a sweep that has ended. Raises its error, unless that is transient."""

@@ -1,4 +1,4 @@
-"""The daemon's registration of tables in a catalog: when it is tried, and what it delays (nothing)."""
+"""When the daemon registers tables in a catalog, and what that delays (nothing)."""
 
 from __future__ import annotations
 

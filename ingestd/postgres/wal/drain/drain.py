@@ -37,7 +37,13 @@ from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, CopyBlock
 from ingestd.postgres.wal.block_decoder import timed_feed
 from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY
-from ingestd.postgres.wal.drain.parts import MOST_JOINED, SPARSE_RATIO, BacklogPart, PartQueue, cut
+from ingestd.postgres.wal.drain.backlog_parts import (
+    MOST_JOINED,
+    SPARSE_RATIO,
+    BacklogPart,
+    PartQueue,
+    cut,
+)
 from ingestd.postgres.wal.drain.slot_copy import RESULT_MEMORY, DrainSlot, Result
 from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
 from ingestd.process.tasks import cancel_all

@@ -32,7 +32,7 @@ from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.transport.copy_out import CopyBlock, CopyOut
 from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY, raise_decoding_memory
-from ingestd.postgres.wal.drain.parts import BacklogPart
+from ingestd.postgres.wal.drain.backlog_parts import BacklogPart
 from ingestd.postgres.wal.drain.queries import (
     CHANGES,
     CLEAR_SETTINGS,

@@ -219,12 +219,12 @@ async def possible_lists(
 async def _alterations(
     connection: AsyncConnection[Any],
     name: str,
-    found: Publication,
+    publication: Publication,
     wanted: set[TableId],
     lists: ColumnLists,
 ) -> list[sql.Composed]:
     statements: list[sql.Composed] = []
-    if found.all_tables:
+    if publication.all_tables:
         return statements
     present = await published(connection, name, connection.info.server_version)
     cursor = await connection.execute(_EXPLICIT, (name,))

@@ -28,7 +28,7 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
 
 def check_publication(
     name: str,
-    found: Publication | None,
+    publication: Publication | None,
     tables: Sequence[TableId],
     lists: ColumnLists = WHOLE,
     partitioned: Sequence[TableId] = (),
@@ -37,15 +37,15 @@ def check_publication(
 
     `partitioned`: the partitioned ones of the tables.
     """
-    if found is None:
+    if publication is None:
         return OperatorError(
             f"publication {name!r} does not exist, and manage = false",
             remedy=printed(create_statement(name, tables, lists)) + ";",
         )
     lacks = []
-    if not found.all_operations:
+    if not publication.all_operations:
         lacks.append("only some of insert, update, delete and truncate")
-    if partitioned and not found.via_root:
+    if partitioned and not publication.via_root:
         lacks.append(f"changes of {partitioned[0]} under its partitions' names")
     if lacks:
         return OperatorError(
