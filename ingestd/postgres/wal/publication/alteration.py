@@ -19,6 +19,7 @@ from ingestd.postgres.catalog.publication import (
     FIRST_WITH_PARTS,
     Publication,
     find_publication,
+    lists_schemas,
     published,
 )
 from ingestd.postgres.catalog.published_filters import read_row_filters
@@ -59,10 +60,6 @@ SELECT EXISTS (
                     AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
                              WHEN 'd' THEN i.indisprimary ELSE false END
                     AND a.attname <> ALL(%(columns)s::name[])))
-"""
-BY_SCHEMA = """
-SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
-                WHERE p.pubname = %s)
 """
 ONE_LOCK_TIMEOUT = "500ms"
 """How long a change of one table waits for its lock."""
@@ -204,14 +201,13 @@ async def possible_lists(
     """Drop the lists that the server would refuse, or that would break writes on the source."""
     if not lists or connection.info.server_version < FIRST_WITH_PARTS:
         return WHOLE
-    cursor = await connection.execute(BY_SCHEMA, (name,))
-    if await is_true(cursor):
+    if await lists_schemas(connection, name):
         return WHOLE
     possible = {}
     for table, columns in lists.items():
         quoted = printed(sql.Identifier(table.schema, table.name))
         cursor = await connection.execute(_UNCOVERED, {"table": quoted, "columns": list(columns)})
-        if not await is_true(cursor):
+        if not await _is_true(cursor):
             possible[table] = columns
     return possible
 
@@ -241,7 +237,7 @@ async def _alterations(
     return statements
 
 
-async def is_true(cursor: AsyncCursor[Any]) -> bool:
+async def _is_true(cursor: AsyncCursor[Any]) -> bool:
     """Return the result of a query for one boolean."""
     row = await cursor.fetchone()
     return bool(row and row[0])

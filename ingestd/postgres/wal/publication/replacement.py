@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.failpoints import reach_async
 from ingestd.model.schema import TableId
-from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS, published
+from ingestd.postgres.catalog.publication import WITH_GENERATED, lists_schemas, published
 from ingestd.postgres.catalog.published_filters import read_row_filters
 from ingestd.postgres.connection.errors import cut_off
 from ingestd.postgres.wal.publication.alteration import (
-    BY_SCHEMA,
     ONE_LOCK_TIMEOUT,
     is_locked,
-    is_true,
     possible_lists,
 )
 from ingestd.postgres.wal.publication.statements import (
@@ -30,7 +28,6 @@ from ingestd.postgres.wal.publication.statements import (
 _SENDS_GENERATED = (
     "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = %s AND pubgencols <> 'n')"
 )
-_SINCE: dict[LiteralString, int] = {BY_SCHEMA: FIRST_WITH_PARTS, _SENDS_GENERATED: 180000}
 _NEXT_LOCK_TIMEOUT = "10ms"
 """Once one table was locked: those that are ready are locked themselves until the end."""
 # The first minor versions that apply a change of a publication to transactions in progress. Others
@@ -50,13 +47,18 @@ async def must_be_replaced(
     version = connection.info.server_version
     if version < _REPLACES_FROM.get(version // 10000, 0):
         return False
-    for has_more in (BY_SCHEMA, _SENDS_GENERATED):
-        since = _SINCE[has_more]
-        if version >= since and await is_true(await connection.execute(has_more, (name,))):
-            return False
+    if await lists_schemas(connection, name):
+        return False
+    if version >= WITH_GENERATED and await _sends_generated(connection, name):
+        return False
     present = await published(connection, name, version)
     is_own = all(each.membership is not None for each in present.values())
     return is_own and not present.keys() <= set(tables)
+
+
+async def _sends_generated(connection: AsyncConnection[Any], name: str) -> bool:
+    row = await (await connection.execute(_SENDS_GENERATED, (name,))).fetchone()
+    return bool(row and row[0])
 
 
 async def replace_publication(
