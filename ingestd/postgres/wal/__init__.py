@@ -9,6 +9,7 @@ The modules and their responsibilities::
     replication_stream.py  START_REPLICATION: blocks of messages, read by
                            ../transport/copy_reader.py
     change_stream.py       the backlog, then the stream
+    stream_faults.py       what an error that ends the stream means for the next start
     slot_confirmation.py   which connection reports a confirmed position
     relation_cache.py      which table a message of the stream is about
     drain/                 when a backlog is drained (decision.py), and how, by SQL functions;
