@@ -179,7 +179,7 @@ class TableMover:
     """Moves tables below `target` by a job, several of them in parallel.
 
     `settings`: of the sessions. `rebuild`: tables to re-create; the caller removes those that are
-    done. `after_commit`: as `EpochStream`'s.
+    done. `after_commit`: as `EpochRun`'s.
     """
 
     lake: SourceLake
