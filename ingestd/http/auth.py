@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ingestd.config.units import is_loopback
-from ingestd.http.command_token import OFF_REMEDY, is_given, why_off
+from ingestd.http.bearer_token import has_token
+from ingestd.http.command_token import OFF_REMEDY, why_off
 from ingestd.http.page_files import PAGE_PATHS
 from ingestd.http.token_proof import PATH as PROOF_PATH
 from ingestd.model.check import CheckLine
@@ -63,7 +64,7 @@ class Protection:
         is_page = request.path in PAGE_PATHS
         if self.token is not None:
             is_open = is_page or request.path == PROOF_PATH
-            return None if is_open or is_given(request, self.token) else _unauthorized()
+            return None if is_open or has_token(request, self.token) else _unauthorized()
         if not is_page and ("Origin" in request.headers or _is_of_other_page(request)):
             return _forbidden("requests from web pages are refused", "use a program such as curl")
         is_narrow = listening and all(map(is_loopback, listening))
