@@ -136,12 +136,12 @@ def installed() -> Installed:
     )
 
 
-def ensure_pair(versions: Installed | None = None, *, starts_java: bool = True) -> Pair:
+def ensure_pair(found: Installed | None = None, *, starts_java: bool = True) -> Pair:
     """Return the pair that is installed. Raise OperatorError, with what to install, if none is.
 
     `starts_java`: False if a JVM runs already.
     """
-    there = installed() if versions is None else versions
+    there = installed() if found is None else found
     if there.spark is None:
         raise OperatorError("pyspark is not installed", remedy="pip install 'ingestd[spark]'")
     # (Delta's Python package only says which jars to start with)
@@ -206,11 +206,11 @@ def _for(spark: str, delta: str | None) -> Pair:
     return found
 
 
-def _ensure_java(pair: Pair, java: int | None) -> None:
-    if java is None or java < pair.java:
+def _ensure_java(pair: Pair, found: int | None) -> None:
+    if found is None or found < pair.java:
         wanted = max(pair.java, 17)  # which every pair runs on
         raise OperatorError(
-            f"Spark {pair.spark} needs Java {pair.java} or later; found {java or 'none'}",
+            f"Spark {pair.spark} needs Java {pair.java} or later; found {found or 'none'}",
             remedy=f"apt install openjdk-{wanted}-jre-headless (or: sdk install java"
             f" {wanted}.0.15-tem), then set JAVA_HOME",
         )

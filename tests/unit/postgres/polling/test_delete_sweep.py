@@ -34,11 +34,11 @@ def test_when_it_was_swept_survives_in_the_text() -> None:
     known = PollProgress.parse(json.dumps(older))
     assert known is not None
     assert known.swept_at == 0.0
-    assert known.part == KeyPartition(3, 8)
+    assert known.key_partition == KeyPartition(3, 8)
     del older["part"]
     known = PollProgress.parse(json.dumps(older))
     assert known is not None
-    assert known.part == WHOLE
+    assert known.key_partition == WHOLE
 
 
 @pytest.mark.parametrize(
