@@ -16,6 +16,7 @@ only GET requests, for which browsers send no Origin, except for its own modules
 
 from __future__ import annotations
 
+import hmac
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ingestd.config.units import is_loopback
-from ingestd.http.bearer_token import has_token
 from ingestd.http.command_token import OFF_REMEDY, why_off
 from ingestd.http.page_files import PAGE_PATHS
 from ingestd.http.token_proof import PATH as PROOF_PATH
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 OPEN_PATHS = frozenset({"/healthz"})
 _OTHER_PAGES = {"cross-site", "same-site"}
 """`Sec-Fetch-Site` of requests from pages of other origins (W3C, Fetch Metadata)."""
+
+_SCHEME = "bearer "
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -77,6 +79,14 @@ class Protection:
 
 
 OPEN = Protection()
+
+
+def has_token(request: web.Request, token: str) -> bool:
+    """Return whether the Authorization header (RFC 6750) has the token; in constant time."""
+    header = request.headers.get("Authorization", "")
+    given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
+    # aiohttp keeps bytes that are not UTF-8 as lone surrogates
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 def protection_of(settings: HttpSettings) -> Protection:

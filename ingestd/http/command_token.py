@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingestd.config.units import is_loopback
-from ingestd.http.bearer_token import has_token
 from ingestd.model.errors import OperatorError
 from ingestd.model.printable_text import printable
 
@@ -102,10 +101,6 @@ class CommandToken:
     def value(self) -> str | None:
         """Return the token; None until it is written."""
         return self._token
-
-    def is_given(self, request: web.Request) -> bool:
-        """Return whether the request carries the token."""
-        return self._token is not None and has_token(request, self._token)
 
     @staticmethod
     def is_from_here(request: web.Request) -> bool:
