@@ -96,6 +96,8 @@ class CatalogRegistration:
             faults = faults_of(reports)
         except IngestdError as error:
             reports, faults = [], [error]
+        if name not in self.status.sources:  # no longer in the config: it has no series any more
+            return
         has_changed, known.tables, known.at = tables != known.tables, tables, self.monotonic()
         known.retries = 0 if not faults or has_changed else known.retries + 1
         self.metrics.catalog_faults(name, len(faults))
