@@ -131,13 +131,13 @@ class GlueSchema:
             remedy = "check the network and [catalog] uri"
             raise TransientError(what, reason="catalog", remedy=remedy) from error
 
-    def _meaning(self, call: str, found: dict[str, str]) -> IngestdError:
-        code = found.get("Code", "")
+    def _meaning(self, call: str, fault: dict[str, str]) -> IngestdError:
+        code = fault.get("Code", "")
         what = f"AWS Glue, {call} in {self.schema}: {code}"
         if code in _PASSING:
             return TransientError(what, reason="catalog")
         return OperatorError(
-            f"{what}: {found.get('Message', '')[:300]}",
+            f"{what}: {fault.get('Message', '')[:300]}",
             remedy="allow glue:GetDatabase, CreateDatabase, GetTable, CreateTable, UpdateTable and"
             f" DeleteTable on database {self.schema} and its tables",
         )

@@ -105,10 +105,6 @@ class Registry:
         """Every table that was ever recorded, sorted."""
         return sorted(self._events)
 
-    def newest_lsn(self) -> int:
-        """Return the highest position of any event; 0 without one."""
-        return max((e["at_lsn"] for events in self._events.values() for e in events), default=0)
-
     @property
     def dropped(self) -> list[str]:
         """The tables that the source or the config no longer has, sorted."""

@@ -110,18 +110,18 @@ class DataFileReader:
         """The number of row groups."""
         return int(self.metadata.num_row_groups)
 
-    def statistics(self, group: int, column: str) -> Any:  # noqa: ANN401 - pyarrow's
-        """Return the statistics of a column that is one leaf, in a row group; None without any."""
-        index = [leaf.path for leaf in self._leaves].index(column)
-        return self.metadata.row_group(group).column(index).statistics
-
     def bounds(self, group: int, column: str) -> tuple[object, object]:
         """Return the lowest and highest value of a column in a row group; None if unknown."""
         if column not in [leaf.path for leaf in self._leaves]:
             return None, None
-        found = self.statistics(group, column)
-        is_known = found is not None and found.has_min_max
-        return (found.min, found.max) if is_known else (None, None)
+        index = [leaf.path for leaf in self._leaves].index(column)
+        found = self.metadata.row_group(group).column(index).statistics
+        if found is None or not found.has_min_max:
+            return None, None
+        try:
+            return found.min, found.max
+        except (ArithmeticError, ValueError):  # a date after 9999, a text that is none
+            return None, None
 
     def batches(
         self,

@@ -82,9 +82,8 @@ class _Newest:
     def scan_file(self, parquet: DataFileReader, number: int, order: tuple[str, str]) -> None:
         """Consider the rows of a file."""
         for group in range(parquet.num_row_groups):
-            statistics = parquet.statistics(group, order[0])
-            has_bounds = statistics is not None and statistics.has_min_max
-            if has_bounds and self.is_above(statistics.max):
+            _, high = parquet.bounds(group, order[0])
+            if isinstance(high, int) and self.is_above(high):
                 continue
             at = 0
             for batch in parquet.batches(order, group):

@@ -126,21 +126,21 @@ class LogCleaner:
             self._store.remove(f"{self._folder}/{path}")
         return len(removable)
 
-    def _remove_unfinished(self, found: Mapping[str, float]) -> int:
+    def _remove_unfinished(self, files: Mapping[str, float]) -> int:
         """Remove unfinished commits of earlier runs; keep files that were set aside."""
-        hidden = [n for n in found if n.startswith(".") and not n.endswith(SET_ASIDE)]
-        old = [name for name in hidden if found[name] < self._orphaned_s]
+        hidden = [n for n in files if n.startswith(".") and not n.endswith(SET_ASIDE)]
+        old = [name for name in hidden if files[name] < self._orphaned_s]
         for name in old:
             self._store.remove(f"{self._log_folder}/{name}")
         return len(old)
 
-    def _remove_of_others(self, found: Mapping[str, float], cut: int) -> int:
+    def _remove_of_others(self, files: Mapping[str, float], cut: int) -> int:
         """Remove other engines' files of versions before the cut, and sidecars that none names."""
-        matches = ((name, _VERSIONED.match(name)) for name in found)
+        matches = ((name, _VERSIONED.match(name)) for name in files)
         old = [
             name
             for name, match in matches
-            if match is not None and int(match[1]) < cut and found[name] < self._before_s
+            if match is not None and int(match[1]) < cut and files[name] < self._before_s
         ]
         for name in old:
             self._store.remove(f"{self._log_folder}/{name}")

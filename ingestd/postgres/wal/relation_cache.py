@@ -125,7 +125,7 @@ class Relations:
     async def _look_up(self, relation: Relation) -> Table | None:
         if self._loop is None:
             return None
-        task = asyncio.create_task(self._found(relation))
+        task = asyncio.create_task(self._find_table(relation))
         self._looking_up.add(task)
         task.add_done_callback(self._looking_up.discard)
         kept = self._kept
@@ -134,7 +134,7 @@ class Relations:
             self._resolved[relation.oid] = (relation, table)
         return table
 
-    async def _found(self, relation: Relation) -> Table | None:
+    async def _find_table(self, relation: Relation) -> Table | None:
         kept = self._kept.get(relation.oid)
         if (relation.oid, relation.id) in self._dropped:
             return await self._describe_dropped(relation)

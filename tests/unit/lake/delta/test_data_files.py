@@ -128,3 +128,12 @@ def test_rows_other_than_the_log_has_are_refused(tmp_path: Path) -> None:
         open_parquet(LocalStore(tmp_path, Fsync()), "f", 1),
     ):
         pass
+
+
+def test_bounds_that_python_can_not_hold_are_unknown(tmp_path: Path) -> None:
+    days = pa.array([2**31 - 1], pa.int32()).view(pa.date32())
+    pq.write_table(pa.table({"day": days, "n": [7]}), tmp_path / "f")
+    with pa.OSFile(str(tmp_path / "f")) as source:
+        reader = DataFileReader(source, "f")
+        assert reader.bounds(0, "day") == (None, None)
+        assert reader.bounds(0, "n") == (7, 7)

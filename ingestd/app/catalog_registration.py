@@ -37,7 +37,7 @@ _Tables = frozenset[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class _Named:
+class _Registered:
     """What is known of a source. `tables`: with their states, when it was last tried."""
 
     tables: _Tables | None = None
@@ -57,7 +57,7 @@ class _Named:
 
 
 @dataclass(slots=True)
-class CatalogNaming:
+class CatalogRegistration:
     """Registers the sources of `status` one after the other. `register`: for tests."""
 
     settings: CatalogSettings
@@ -67,7 +67,7 @@ class CatalogNaming:
     log: FilteringBoundLogger
     register: Register = register_source
     monotonic: Callable[[], float] = time.monotonic
-    _named: dict[str, _Named] = field(default_factory=dict, init=False)
+    _registered: dict[str, _Registered] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -79,13 +79,13 @@ class CatalogNaming:
         """Register the sources whose tables have changed, or that must be tried again."""
         for name, source in list(self.status.sources.items()):
             tables = _tables_of(source)
-            known = self._named.setdefault(name, _Named())
+            known = self._registered.setdefault(name, _Registered())
             if tables and known.is_due(tables, self.monotonic()):
                 await self._register(name, tables, known)
-        for name in self._named.keys() - self.status.sources.keys():
-            del self._named[name]
+        for name in self._registered.keys() - self.status.sources.keys():
+            del self._registered[name]
 
-    async def _register(self, name: str, tables: _Tables, known: _Named) -> None:
+    async def _register(self, name: str, tables: _Tables, known: _Registered) -> None:
         try:
             reports = await in_daemon_thread(
                 lambda: _with_known_faults(
@@ -96,6 +96,8 @@ class CatalogNaming:
             faults = faults_of(reports)
         except IngestdError as error:
             reports, faults = [], [error]
+        if name not in self.status.sources:  # no longer in the config: it has no series any more
+            return
         has_changed, known.tables, known.at = tables != known.tables, tables, self.monotonic()
         known.retries = 0 if not faults or has_changed else known.retries + 1
         self.metrics.catalog_faults(name, len(faults))
