@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ingestd.catalogs.http_session import uses_proxies
 from ingestd.catalogs.libraries import optional_client
 from ingestd.config import CatalogSettings
 from ingestd.model.catalog_table import CatalogTable
@@ -50,6 +51,7 @@ class GlueSchema:
             connect_timeout=settings.timeout,
             read_timeout=settings.timeout,
             retries={"total_max_attempts": 3, "mode": "standard"},
+            proxies=None if uses_proxies(settings.uri or "") else {},
         )
         with self._faults("client"):
             own = boto3.session.Session(region_name=settings.region)  # (the default one is shared)

@@ -31,13 +31,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow.parquet as pq
-
 from ingestd.lake.delta.commit import Commit, read_commit
 from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.log_files import SIDECARS, sidecars_of
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.delta.log_room import Room
+from ingestd.lake.delta.parquet.footer import read_metadata
 from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.local_store import SET_ASIDE
@@ -113,8 +112,9 @@ class LogCleaner:
     def _is_checkpoint_sound(self, number: int) -> bool:
         """Return whether a checkpoint is readable; make it durable, as its commits are removed."""
         name = f"{number:020}.checkpoint.parquet"
-        with self._store.open(f"{self._log_folder}/{name}") as source:
-            rows: int = pq.read_metadata(source).num_rows
+        path = f"{self._log_folder}/{name}"
+        with self._store.open(path) as source:
+            rows: int = read_metadata(source, self._store.uri(path)).num_rows
         self._store.sync(self._log_folder, [name])
         return rows > 0
 

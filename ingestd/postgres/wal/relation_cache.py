@@ -12,6 +12,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.postgres.rewrites.ddl_log import DdlEvent, parse
 from ingestd.postgres.wal.slots.decode_gap import RowSuspects
+from ingestd.postgres.wal.slots.row_filters import can_fail
 
 Describe = Callable[[Relation, TableId], Awaitable[Table]]
 """Returns the captured table of that name with the message's columns. Raises TableError."""
@@ -86,13 +87,12 @@ class Relations:
 
         `decoder`: of a stream that began with that row's transaction. A relation is sent before its
         first row, but after the row passed a filter. So it is the last relation if no row follows;
-        otherwise one of those that were sent, if no row could fail in a filter.
+        otherwise one of those that were sent, if no filter can fail.
         """
         sent, last = decoder.relations()
         if last:
             return RowSuspects({oid: sent[oid] for oid in last}, is_certain=True)
-        is_filtered = any(table.row_filter is not None for table in self._kept.values())
-        is_complete = bool(sent) and not is_filtered
+        is_complete = bool(sent) and not any(map(can_fail, self._kept.values()))
         return RowSuspects(sent, is_certain=is_complete and len(sent) == 1, is_complete=is_complete)
 
     def report_partition(self, partition: Relation, table: int) -> None:

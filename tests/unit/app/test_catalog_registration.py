@@ -132,6 +132,20 @@ async def test_a_name_that_is_refused_is_counted(world: World) -> None:
     assert world.faults() == 1
 
 
+async def test_a_source_that_is_removed_meanwhile_has_no_series(world: World) -> None:
+    """Nothing would ever set it to 0 again, and its alert would stay."""
+    world.set_table("public.a")
+
+    def is_removed(*_: object) -> Sequence[NameReport]:
+        del world.status.sources["shop"]
+        world.metrics.forget_source("shop")
+        raise DOWN
+
+    world.naming.register = is_removed
+    await world.after(1)
+    assert world.faults() is None
+
+
 async def test_a_catalog_that_hangs_can_be_left(world: World) -> None:
     """Nothing waits for its thread: neither the cancellation nor the end of the process."""
     world.set_table("public.a")

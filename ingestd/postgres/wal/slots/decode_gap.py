@@ -9,7 +9,7 @@ commits such rows again and again must stop no table that they can't write, nor 
     at most FORGIVEN_A_DAY
     of one of several, otherwise                   all that the server had sent of its transaction
     possibly of a table that was not sent, because none: the slot passes one an hour, and the source
-    a row filter failed                            stops for the rest of it
+    a row filter that can fail may have failed     stops for the rest of it
     of one that is kept out: its transaction was   none: there can be no new ones
     open when the slot was moved
 
