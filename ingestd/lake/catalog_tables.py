@@ -98,8 +98,8 @@ class _Listing:
         table: TableId | None,
         registry: Registry | None = None,
     ) -> None:
-        definition = None if table is None or registry is None else registry.at(str(table))
         try:
+            definition = None if table is None or registry is None else registry.at(str(table))
             with storage_faults(self._store.uri(folder)):
                 uri = self._store.uri(folder)
                 schema = lake_schema(open_table(self._store, folder).schema(), uri)

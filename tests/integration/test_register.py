@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.request
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import boto3
 import duckdb
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
@@ -256,6 +257,25 @@ def test_wrong_settings_of_unity_are_reported(
     assert text in printed
     assert exit_code == code
     assert not unity.tables
+
+
+@pytest.mark.attack("lake writer")
+def test_a_forged_record_of_one_table_concerns_its_name_only(
+    raw: RawLake, unity: UnityServer, tmp_path: Path
+) -> None:
+    folder = str(raw.uri / "shop/_tables")
+    recorded = DeltaTable(folder).to_pyarrow_table()
+    [forged] = [row for row in recorded.to_pylist() if row["table"] == str(SALES.id)]
+    forged["at"] += timedelta(seconds=1)
+    forged["columns"][0]["delta_type"] = "bigint NOT NULL"
+    write_deltalake(folder, pa.Table.from_pylist([forged], recorded.schema), mode="append")
+    registering = Registering(
+        raw, tmp_path, kind="unity", uri=unity.uri, catalog="main", token=TOKEN
+    )
+    code, lines, printed = registering.run()
+    assert (code, lines[-1]) == (1, "3 created, 1 failed")
+    assert "which is no type" in printed
+    assert str(SALES.id) in printed
 
 
 @contextmanager
