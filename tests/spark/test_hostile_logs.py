@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -365,3 +366,40 @@ def test_a_commit_that_is_too_large_is_not_read_into_the_driver(
     assert found is not None
     assert any("metaData" in entry for entry in found)
     assert Signature.parse("[" * 100_000) is Signature.parse('{"epoch":1e999}') is None
+
+
+def forge_type(raw: RawLake, column: str, kind: str) -> None:
+    """Record that a column was dropped, and added again with this text as its type."""
+    folder = Path(raw.uri, "shop/_tables")
+    recorded = RustTable(str(folder)).to_pyarrow_table()
+    last = recorded.sort_by("at").to_pylist()[-1]
+    for number, is_there in enumerate((False, True), 1):
+        columns = [c for c in last["columns"] if is_there or c["name"] != column]
+        forged = {
+            **last,
+            "at": last["at"] + timedelta(seconds=number),
+            "at_lsn": last["at_lsn"] + number,
+            "schema_version": last["schema_version"] + number,
+            "columns": [c | ({"delta_type": kind} if c["name"] == column else {}) for c in columns],
+        }
+        write_deltalake(str(folder), pa.Table.from_pylist([forged], recorded.schema), mode="append")
+
+
+def test_a_type_in_the_records_runs_no_sql(mirror: Mirror, raw: RawLake) -> None:
+    """Functions of Spark call Java, and read files."""
+    orders = table("orders")
+    insert(raw, {"orders": orders}, 1)
+    raw.record("live", orders)
+    assert mirror.run("--no-accelerator") == 0
+    forge_type(
+        raw,
+        "note",
+        "string) IS NULL AND reflect('java.lang.System', 'setProperty', 'ran', 'sql') IS NULL"
+        " AND CAST(NULL AS string",
+    )
+    raw.lsn += 100
+    insert(raw, {"orders": orders}, 2)
+    with pytest.raises(FolderError, match="which is no type"):
+        mirror.run("--no-accelerator")
+    system = mirror.spark.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]  # noqa: SLF001
+    assert system.getProperty("ran") is None
