@@ -42,6 +42,25 @@ def integer_like_null() -> int:
     return _unmixed(ABSENT)
 
 
+def integers_of_multiples(of: int, number: int) -> list[int]:
+    """Return integers whose hashes are multiples of a number: in one share of any divisor of it."""
+    return [_unmixed(of * n) for n in range(1, number + 1)]
+
+
+def texts_of_same_hash(number: int) -> list[str]:
+    """Return so many texts of 16 bytes that have one hash."""
+    start, found = _mixed(2 * _WORD), list[str]()
+    wanted = _after(start, b"AAAAAAAA") ^ int.from_bytes(b"aaaaaaaa", "little")
+    for each in count():
+        other = f"{each:08}".encode()
+        last = (wanted ^ _after(start, other)).to_bytes(_WORD, "little")
+        if last.isascii() and 0 not in last:
+            found.append((other + last).decode())
+            if len(found) == number:
+                return found
+    raise AssertionError
+
+
 def pair_like(first: int, second: int, other: int) -> int:
     """Return the integer that makes with `other` a pair of the hash of the pair before."""
     wanted = _mixed(_mixed(first & _MASK)) ^ _mixed(second & _MASK) ^ _mixed(_mixed(other & _MASK))

@@ -5,16 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ingestd.digests.value_hashes import Hashes
+from ingestd.digests.value_hashes import BLOCKS, HashBlocks, Hashes
 from ingestd.lake.fold.multiset import RAW, MultisetRows, remaining
 from ingestd.lake.reference.definition import ReferenceDefinition
-from ingestd.lake.reference.raw_changes import hashes_of
+from ingestd.lake.reference.raw_changes import hashes_of, share_of
 
 
 class KeylessRows:
-    """Counts the rows of one share; they may be added in any order."""
+    """Counts the rows of one share; they may be added in any order.
 
-    def __init__(self, definition: ReferenceDefinition, share: int, shares: int) -> None:
+    `blocks`: of the hashes that determine the share.
+    """
+
+    def __init__(
+        self,
+        definition: ReferenceDefinition,
+        share: int,
+        shares: int,
+        blocks: HashBlocks = BLOCKS,
+    ) -> None:
+        self._blocks = blocks
         self._definition = definition
         self._names = [c.raw for c in definition.columns]
         self._share, self._shares = share, shares
@@ -47,5 +57,5 @@ class KeylessRows:
         """Return the rows of this share."""
         if self._shares == 1:
             return rows
-        hashes = hashes_of(rows, rows.column_names)
-        return rows.filter(pa.array(hashes % np.uint64(self._shares) == self._share))
+        hashes = hashes_of(rows, rows.column_names, self._blocks)
+        return rows.filter(pa.array(share_of(hashes, self._shares) == self._share))

@@ -12,7 +12,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.digests.row_digests import key_digests
-from ingestd.digests.value_hashes import BLOCKS, HashBlocks, Hashes, column_hashes, row_hashes
+from ingestd.digests.value_hashes import (
+    BLOCKS,
+    HashBlocks,
+    Hashes,
+    column_hashes,
+    mixed,
+    row_hashes,
+)
 from ingestd.lake.delta.arrow_types import plain
 from ingestd.lake.delta.data_files import DataFileReader, open_parquet
 from ingestd.lake.delta.log import TableLog
@@ -109,10 +116,10 @@ def key_hashes(rows: pa.Table, key: Sequence[str], blocks: HashBlocks = BLOCKS) 
     )
 
 
-def hashes_of(rows: pa.Table, names: Sequence[str]) -> Hashes:
+def hashes_of(rows: pa.Table, names: Sequence[str], blocks: HashBlocks = BLOCKS) -> Hashes:
     """Return a hash of each row's values."""
     batches = rows.select(list(names)).to_batches()
-    return _joined(row_hashes(batch.columns, batch.num_rows) for batch in batches)
+    return _joined(row_hashes(batch.columns, batch.num_rows, blocks) for batch in batches)
 
 
 def _joined(hashes: Iterable[Hashes]) -> Hashes:
@@ -125,13 +132,23 @@ def is_in_share(
     share: int,
     shares: int,
     linked: Hashes | None,
+    *,
+    blocks: HashBlocks,
 ) -> NDArray[np.bool_]:
-    """Return for each row whether its key is in a share; those in `linked` are in the first."""
+    """Return for each row whether its key is in a share; those in `linked` are in the first.
+
+    `blocks`: of the hashes; with a salt, a client of the source can't choose the share.
+    """
     if shares == 1:
         return np.ones(rows.num_rows, np.bool_)
-    hashes = key_hashes(rows, key)
-    own = (hashes % np.uint64(shares)).astype(np.int64)
+    hashes = key_hashes(rows, key, blocks)
+    own = share_of(hashes, shares)
     if linked is not None and len(linked):
         own[np.isin(hashes, linked)] = 0
     found: NDArray[np.bool_] = own == share
     return found
+
+
+def share_of(hashes: Hashes, shares: int) -> NDArray[np.int64]:
+    """Return the share of each hash. Mixed again: of numbers, a salt only inverts bits."""
+    return (mixed(hashes.copy()) % np.uint64(shares)).astype(np.int64)

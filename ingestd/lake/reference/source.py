@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ingestd.digests.value_hashes import HashBlocks
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import list_files, read_files
 from ingestd.lake.delta.tail import CommitTail, EpochEnd, File
@@ -92,6 +93,7 @@ class RawReferenceSource:
         self._tables = TableLog(self._store, layout.tables, layout.app_id())
         self._epochs = EpochEnd(TableLog(self._store, layout.epochs, layout.app_id()))
         self._jobs = WorkerThreads(at_once=1)
+        self._blocks = HashBlocks.salted()
         self._definition: ReferenceDefinition | None = None
         self._plan: _Plan | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None
@@ -125,19 +127,21 @@ class RawReferenceSource:
         return await self._jobs.run(self._poll_changes)
 
     def checkpoint(self) -> bytes:
-        """Return the epoch, and how many batches of the snapshot were returned."""
+        """Return the epoch, and how many batches of which shares of the snapshot were returned."""
         passes = self._resumed if self._plan is None else self._plan.passes
-        return json.dumps([self.position, self._returned, passes, self._is_complete]).encode()
+        shares = [passes, self._blocks.salt]
+        return json.dumps([self.position, self._returned, shares, self._is_complete]).encode()
 
     def restore(self, checkpoint: bytes) -> bool:
         """Resume at that epoch: the same share of the same fold."""
-        epoch, given, passes, is_complete = json.loads(checkpoint)
+        epoch, given, (passes, salt), is_complete = json.loads(checkpoint)
         if is_complete:
             self.resume(epoch)
             return True
         if given == 0:
             return True
         self._epoch, self._returned, self._resumed = epoch, given, passes
+        self._blocks = HashBlocks(salt=salt)
         return True
 
     def resume(self, epoch: int) -> None:
@@ -282,7 +286,7 @@ class RawReferenceSource:
         names = [c.raw for c in definition.columns]
         linked = None
         if plan.linked is not None:
-            linked = np.unique(key_hashes(plan.linked, definition.key))
+            linked = np.unique(key_hashes(plan.linked, definition.key, self._blocks))
         for share in range(plan.passes):
             if definition.key:
                 current = self._last_rows(plan, share, linked)
@@ -301,7 +305,9 @@ class RawReferenceSource:
         definition = plan.definition
         parts = [change_rows_schema(definition, [c.raw for c in definition.columns]).empty_table()]
         for rows in self._changes_of(plan):
-            is_own = is_in_share(rows, definition.key, share, plan.passes, linked)
+            is_own = is_in_share(
+                rows, definition.key, share, plan.passes, linked, blocks=self._blocks
+            )
             parts.append(rows.filter(pa.array(is_own)))
         rows = definition.with_missing(pa.concat_tables(parts))
         del parts
@@ -310,7 +316,7 @@ class RawReferenceSource:
 
     def _keyless_rows(self, plan: _Plan, share: int) -> pa.Table:
         """Return the current rows in a share, of a table without a key."""
-        keyless = KeylessRows(plan.definition, share, plan.passes)
+        keyless = KeylessRows(plan.definition, share, plan.passes, self._blocks)
         names = [c.raw for c in plan.definition.columns]
         keyless.add_changes(change_rows_schema(plan.definition, names).empty_table())
         for rows in self._changes_of(plan):
