@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.digests.value_hashes import Hashes
+from ingestd.digests.value_hashes import HashBlocks, Hashes
 from ingestd.lake.definitions import Definition
 from ingestd.lake.delta.data_files import DataFileReader
 from ingestd.lake.fold.multiset import MultisetRows, remaining
@@ -90,7 +90,10 @@ class CurrentRows:
         else:
             cut.ensure_rows_since(table, after, self._files.rows_by_epoch())
         self._shape = self._row_shape(every)
-        self._links = self._files.links(self._shape, self._survey.marker, self._survey.unsent)
+        self._blocks = HashBlocks.salted()
+        self._links = self._files.links(
+            self._shape, self._survey.marker, self._survey.unsent, self._blocks
+        )
         self.schema = self._output_schema(every)
         """The result's schema."""
 
@@ -287,7 +290,7 @@ class CurrentRows:
                 self._cut.ensure_same_key(self._table, self._definition, lowest)
 
     def _folded(self) -> Iterator[pa.Table]:
-        hashes = PartitionHashes(self._key, self._links)
+        hashes = PartitionHashes(self._key, self._links, self._blocks)
         partitions = KeyPartitions(
             self._shape.schema,
             hashes,

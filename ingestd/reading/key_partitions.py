@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.digests.value_hashes import Hashes
+from ingestd.digests.value_hashes import BLOCKS, HashBlocks, Hashes
 from ingestd.lake.fold.raw_texts import TextEntries
 from ingestd.lake.fold.row_keys import RowKeys, are_compared
-from ingestd.lake.reference.raw_changes import key_hashes
+from ingestd.lake.reference.raw_changes import key_hashes, share_of
 from ingestd.model.changes import DELETE, OF_BEFORE
 from ingestd.reading.raw_files import changes_key, old_keys
 
@@ -121,7 +121,7 @@ class KeyPartitions:
         rows, hashes = self._with_hashes(pa.concat_tables(self._held))
         self._held, self._held_bytes, self._held_rows = [], 0, 0
         count = len(self._files)
-        parts = (hashes % np.uint64(count)).astype(np.int64)
+        parts = share_of(hashes, count)
         order = np.argsort(parts, kind="stable")
         ends = np.cumsum(np.bincount(parts, minlength=count))
         rows = rows.take(pa.array(order)).combine_chunks()
@@ -142,18 +142,22 @@ class PartitionHashes:
     """`WithHashes` of change rows: a partition has all rows that the fold of its keys needs.
 
     `links`: pairs of hashes of keys whose rows must be folded together (`RawFiles.links`).
+    `blocks`: of all hashes; with a salt, a client of the source can't choose the partition.
     """
 
-    def __init__(self, key: Sequence[str], links: Sequence[Hashes]) -> None:
+    def __init__(
+        self, key: Sequence[str], links: Sequence[Hashes], blocks: HashBlocks = BLOCKS
+    ) -> None:
         self._key = tuple(key)
+        self._blocks = blocks
         self._linked, self._chosen = _components(links)
 
     def __call__(self, rows: pa.Table) -> tuple[pa.Table, Hashes]:
         """Return the rows, plus a deletion of the old key for each update that changed its key."""
-        moved = rows.filter(changes_key(rows, self._key))
+        moved = rows.filter(changes_key(rows, self._key, self._blocks))
         if moved.num_rows:
             rows = pa.concat_tables([rows, self._deletions(moved)])
-        return rows, self._mapped(key_hashes(rows, self._key))
+        return rows, self._mapped(key_hashes(rows, self._key, self._blocks))
 
     def reduced(self, rows: pa.Table) -> pa.Table:
         """Return the rows without those that a later complete change of their key replaces.
@@ -173,9 +177,9 @@ class PartitionHashes:
         np.maximum.at(newest, keys.numbers[is_complete], rank[is_complete])
         newest[-1] = -1
         is_kept = rank >= newest[keys.numbers]
-        is_kept |= changes_key(rows, self._key).to_numpy(zero_copy_only=False)
+        is_kept |= changes_key(rows, self._key, self._blocks).to_numpy(zero_copy_only=False)
         if len(self._linked):
-            is_kept |= np.isin(key_hashes(rows, self._key), self._linked)
+            is_kept |= np.isin(key_hashes(rows, self._key, self._blocks), self._linked)
         return rows.filter(pa.array(is_kept))
 
     def _mapped(self, hashes: Hashes) -> Hashes:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.digests.value_hashes import Hashes
+from ingestd.digests.value_hashes import BLOCKS, HashBlocks, Hashes
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import list_files
 from ingestd.lake.delta.tail import File
@@ -139,11 +139,17 @@ class RawFiles:
                         found[each["values"]] += each["counts"]
         return found
 
-    def links(self, shape: RowShape, marker: Position, unsent: Collection[str]) -> list[Hashes]:
+    def links(
+        self,
+        shape: RowShape,
+        marker: Position,
+        unsent: Collection[str],
+        blocks: HashBlocks = BLOCKS,
+    ) -> list[Hashes]:
         """Return the keys, new and old, of updates that changed a key and did not send every value.
 
         They are hashes: an array of two rows for each batch. `unsent`: the lake columns that some
-        update did not send.
+        update did not send. `blocks`: of the hashes.
         """
         wanted = {shape.new_name(name) for name in unsent} - {None, *shape.key}
         found: list[Hashes] = []
@@ -156,9 +162,9 @@ class RawFiles:
             moved = rows.filter(pc.and_(is_moved, pc.equal(rows["_cdc_op"], UPDATE)))
             if moved.num_rows:
                 keys = narrow.convert(moved)
-                keys = keys.filter(changes_key(keys, shape.key))
+                keys = keys.filter(changes_key(keys, shape.key, blocks))
                 both = keys.select(list(shape.key)), old_keys(keys, shape.key)
-                found.append(np.stack([key_hashes(each, shape.key) for each in both]))
+                found.append(np.stack([key_hashes(each, shape.key, blocks) for each in both]))
         return found
 
     def changes(
@@ -254,7 +260,7 @@ def _survey_rows(survey: RawSurvey, rows: pa.Table) -> None:
         survey.unsent.update(pc.unique(pc.list_flatten(unsent)).to_pylist())
 
 
-def changes_key(rows: pa.Table, key: Sequence[str]) -> pa.Array:
+def changes_key(rows: pa.Table, key: Sequence[str], blocks: HashBlocks = BLOCKS) -> pa.Array:
     """Return which converted rows are updates that changed their key's hash.
 
     Keys with values that are only texts may have equal hashes, which is one partition as well.
@@ -265,7 +271,7 @@ def changes_key(rows: pa.Table, key: Sequence[str]) -> pa.Array:
     if not pc.any(is_update).as_py():
         return is_update
     some = rows.filter(is_update)
-    differs = key_hashes(some, key) != key_hashes(old_keys(some, key), key)
+    differs = key_hashes(some, key, blocks) != key_hashes(old_keys(some, key), key, blocks)
     flags = np.zeros(rows.num_rows, bool)
     flags[np.flatnonzero(is_update.to_numpy(zero_copy_only=False))[differs]] = True
     return pa.array(flags)

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 
 import ingestd
+from ingestd.digests.value_hashes import HashBlocks
 from ingestd.lake.fold.raw_texts import NAMES_TYPE, RAW_TYPE
 from ingestd.lake.fold.vectorized import fold_to_outcomes
 from ingestd.lake.reference.raw_changes import key_hashes
 from ingestd.reading.key_partitions import KeyPartitions, PartitionHashes
+from tests.harness.colliding import integers_of_multiples
 from tests.harness.raw_lake import RawLake
 from tests.unit.lake.rows import make_table
 
@@ -97,6 +100,27 @@ def test_linked_keys_share_a_partition() -> None:
     _, found = hashes(rows(0, 500, 999, 5_000, lsn=1))
     assert len(set(found.tolist())) == 2
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.attack("table owner")
+def test_chosen_keys_are_in_all_partitions(tmp_path: Path) -> None:
+    """Their hashes without a salt are multiples of each number of partitions that is likely."""
+    ids = integers_of_multiples(1 << 20, 2_000)
+    hashes = PartitionHashes(["id"], [], HashBlocks.salted())
+    partitions = KeyPartitions(
+        SCHEMA,
+        hashes,
+        hashes.reduced,
+        expected_rows=2_000,
+        memory_bytes=BUDGET_BYTES,
+        folder=str(tmp_path),
+    )
+    for begin in range(0, 2_000, 20):
+        partitions.add_rows(rows(*ids[begin : begin + 20], lsn=1))
+    sizes = [found.num_rows for found in partitions.tables()]
+    partitions.close()
+    assert sum(sizes) == 2_000
+    assert max(sizes) < 200
 
 
 def test_a_reader_that_is_abandoned_leaves_no_files(tmp_path: Path) -> None:
