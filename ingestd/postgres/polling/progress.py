@@ -28,7 +28,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,9 @@ MOST_TEXT_BYTES = 3 << 20
 _SHORT = 250_000
 """A text of so few transactions is below that size, whatever their ids."""
 _MOST_PARTS = 1 << 32
+_MOST_SALT = (1 << 63) - 1
+_PART_ITEMS = {2, 3}
+"""Texts of old versions have no salt."""
 _XID_BYTES = 8
 _MOST_STEP = 1 << 41
 _MOST_XID = 1 << 61
@@ -222,7 +225,7 @@ class PollProgress:
             "deleted": self.deleted,
             "lsn": self.lsn,
             "swept_at": self.swept_at,
-            "part": [self.key_partition.number, self.key_partition.count],
+            "part": list(astuple(self.key_partition)),
         }
         return json.dumps(recorded, ensure_ascii=False, separators=(",", ":"))
 
@@ -284,8 +287,11 @@ def _seen(recorded: Recorded) -> SeenXids:
 
 
 def _partition(recorded: Recorded) -> KeyPartition:
-    number, count = recorded.items(2)
-    parts = count.integer(1, _MOST_PARTS)
+    items = recorded.items()
+    if len(items) not in _PART_ITEMS:
+        raise RecordError("its part has other items than a number, a count and a salt")
+    parts = items[1].integer(1, _MOST_PARTS)
     if parts & (parts - 1):
         raise RecordError("its parts are not a power of two")
-    return KeyPartition(number.integer(0, parts - 1), parts)
+    salt = items[2].integer(0, _MOST_SALT) if items[2:] else 0
+    return KeyPartition(items[0].integer(0, parts - 1), parts, salt)

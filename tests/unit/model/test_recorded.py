@@ -281,7 +281,7 @@ def test_only_a_record_error_leaves_a_reader(text: str) -> None:
 def test_a_partition_of_keys_is_one_that_exists() -> None:
     base = json.loads(PROGRESS.to_text())
     part: object
-    for part in ([0, 3], [4, 4], [-1, 4], [0, 1 << 40], [0, 0], [True, 2], [0], [0, 1, 2], {}):
+    for part in ([0, 3], [4, 4], [-1, 4], [0, 1 << 40], [0, 0], [True, 2], [0], [0, 1, -2], {}):
         assert PollProgress.parse(json.dumps(base | {"part": part})) is None, part
     found = PollProgress.parse(json.dumps(base | {"part": [3, 4]}))
     assert found is not None

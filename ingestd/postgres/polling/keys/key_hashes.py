@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from ingestd.digests.value_hashes import (
-    BLOCKS,
     HashBlocks,
     Hashes,
     column_hashes,
     combined,
+    mixed,
     text_hash,
     with_one_zero,
 )
@@ -47,9 +47,15 @@ def key_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:
     return combined(_by_column(table, rows, _SALTED), rows.num_rows, _SALTED)
 
 
-def lasting_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:
-    """Return hashes that are the same in each process, of which a client may choose equal ones."""
-    return combined(_by_column(table, rows, BLOCKS), rows.num_rows)
+def lasting_hashes(table: Table, rows: pa.RecordBatch, salt: int) -> Hashes:
+    """Return hashes that are the same in each process. `salt`: 0 for those of an earlier release.
+
+    Without one, a client can choose keys of one hash. They are mixed again, as a salt only inverts
+    bits of the hashes of numbers.
+    """
+    blocks = HashBlocks(salt=salt)
+    found = combined(_by_column(table, rows, blocks), rows.num_rows, blocks)
+    return mixed(found) if salt else found
 
 
 def _by_column(table: Table, rows: pa.RecordBatch, blocks: HashBlocks) -> Iterator[Hashes]:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.digests.value_hashes import Hashes
+from ingestd.digests.value_hashes import HashBlocks, Hashes
 from ingestd.model.changes import DELETE, TRUNCATE
 from ingestd.model.schema import Table
 from ingestd.ports import ChangeLog
@@ -49,11 +49,13 @@ class _TooManyError(Exception):
 class KeyPartition:
     """One of `count` (a power of two) equal parts of all keys, by their `lasting_hashes`.
 
-    A later process may continue a sweep with it.
+    A later process may continue a sweep with it. `salt`: of the hashes, so that no client of the
+    source decides which keys are in one part: it might never fit.
     """
 
     number: int = 0
     count: int = 1
+    salt: int = 0
 
     def flags(self, hashes: Hashes) -> NDArray[np.bool_]:
         """Return which of these hashes are in this partition, which is not the whole."""
@@ -191,7 +193,7 @@ class _Search:
         hashes = key_hashes(self._table, rows)
         if self._partition.count == 1:
             return hashes, lsn, seq
-        inside = self._partition.flags(lasting_hashes(self._table, rows))
+        inside = self._partition.flags(lasting_hashes(self._table, rows, self._partition.salt))
         return hashes[inside], lsn[inside], seq[inside]
 
 
@@ -230,9 +232,11 @@ async def parts_held(
     Starts with the partition `first`: earlier ones are left out. The limit is `least_bytes` or
     more.
     """
-    at, count = first.number, first.count
+    at, count, salt = first.number, first.count, first.salt
+    if first.count == 1:
+        salt = HashBlocks.salted().salt
     while at < count:
-        partition = KeyPartition(at, count)
+        partition = WHOLE if count == 1 else KeyPartition(at, count, salt)
         try:
             hashes = await _held(log, table, partition, max(limit_bytes, least_bytes) // _BYTES)
         except _TooManyError:

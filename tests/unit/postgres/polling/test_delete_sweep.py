@@ -25,7 +25,7 @@ def test_when_it_was_swept_survives_in_the_text() -> None:
         floor="x",
         cursor="at",
         swept_at=NOW,
-        key_partition=KeyPartition(3, 8),
+        key_partition=KeyPartition(3, 8, (1 << 63) - 1),
     )
     assert PollProgress.parse(progress.to_text()) == progress
     assert progress.by("id").swept_at == NOW
@@ -34,7 +34,13 @@ def test_when_it_was_swept_survives_in_the_text() -> None:
     known = PollProgress.parse(json.dumps(older))
     assert known is not None
     assert known.swept_at == 0.0
+    assert known.key_partition == KeyPartition(3, 8, (1 << 63) - 1)
+    del older["part"][2]
+    known = PollProgress.parse(json.dumps(older))
+    assert known is not None
     assert known.key_partition == KeyPartition(3, 8)
+    for part in ([3], [3, 8, 1, 1], [3, 8, 1 << 63], [3, 8, -1], [3, 6, 1]):
+        assert PollProgress.parse(json.dumps({**older, "part": part})) is None
     del older["part"]
     known = PollProgress.parse(json.dumps(older))
     assert known is not None

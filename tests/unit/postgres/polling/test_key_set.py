@@ -93,7 +93,7 @@ def test_polling_and_verify_hash_keys_alike(floats: list[Any], integers: list[An
     rows = min(len(floats), len(integers))
     columns = [pa.array(floats[:rows], pa.float64()), pa.array(integers[:rows], pa.int32())]
     digests = key_digests(((column_hashes(c), c.type) for c in columns), rows)
-    found = lasting_hashes(table_of(*(c.type for c in columns)), rows_of(columns))
+    found = lasting_hashes(table_of(*(c.type for c in columns)), rows_of(columns), salt=0)
     assert found.tolist() == digests.tolist()
 
 
@@ -107,7 +107,7 @@ ALIKE = {
 
 @pytest.mark.attack("table owner")
 @pytest.mark.parametrize("columns", ALIKE.values(), ids=ALIKE)
-def test_refuted_a_client_can_t_choose_a_key_like_another(columns: list[pa.Array]) -> None:
+def test_a_client_can_t_choose_a_key_like_another(columns: list[pa.Array]) -> None:
     """A row was never found deleted while the other key existed, or once that was deleted."""
     table, rows = table_of(*(c.type for c in columns)), rows_of(columns)
     first, second = key_hashes(table, rows)
