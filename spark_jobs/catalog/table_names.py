@@ -80,7 +80,7 @@ class CatalogNames:
                 raise TableError(TableId.parse(table), what, remedy=remedy)
             self._free.add(table)
 
-    def put(self, table: str, path: str, definition: Definition, signature: Signature) -> None:
+    def register(self, table: str, path: str, definition: Definition, signature: Signature) -> None:
         """Name and describe a table that `ensure_free` was called for. Idempotent.
 
         `signature`: of the table's last commit.
@@ -98,7 +98,7 @@ class CatalogNames:
             self._described[table] = wanted
             self._removed.discard(table)
 
-    def put_log(self, name: str, path: str) -> None:
+    def register_log(self, name: str, path: str) -> None:
         """Name a table of the job itself, if it exists: its log of cuts, or a report."""
         with self._asking() as schema:
             if schema is None or not schema.has_table(path):

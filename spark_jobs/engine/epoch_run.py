@@ -121,7 +121,7 @@ class EpochRun:
         self._ensure_apart()
         self.names.open()
         is_new = self._cuts.open(self.lake, lake_id)
-        self.names.put_log(self.log_name, self._cuts.path)
+        self.names.register_log(self.log_name, self._cuts.path)
         self._poll = EpochPoll(self.lake, lake_id)
         self._mover = TableMover(
             self.lake,
@@ -289,7 +289,7 @@ class EpochRun:
             at = self._mover.advance(table, definition, known, self._epochs, through)
             self._at[table] = at
             signature = self._mover.owner.signature(at.epoch, at.schema_version)
-            self.names.put(table, path, definition, signature)
+            self.names.register(table, path, definition, signature)
             self.rebuild.discard(table)
             if self.stopped.pop(table, None) is not None:
                 self._log.info("table.resumed", table=table, epoch=through.number)

@@ -137,8 +137,8 @@ def position_after_step(
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One move of a table: from the epoch `above` to the epoch `through`.
+class TableStep:
+    """A table's step from the epoch `above` to the epoch `through`.
 
     `above` is 0 for a table that must be created; `above_lsn`: the end of that epoch.
     `rows`: the raw table's rows between that and `through`, according to `_epochs`; `nbytes`:
@@ -166,7 +166,7 @@ class TableJob(Protocol):
         """The job's name: in signatures, application ids and logs."""
         ...
 
-    def advance(self, lake: SourceLake, step: Step) -> None:
+    def advance(self, lake: SourceLake, step: TableStep) -> None:
         """Bring a table to the end of `step.through`, and sign the last commit with it.
 
         Idempotent up to that commit. Raises TableError if the table can't be moved.
@@ -226,7 +226,7 @@ class TableMover:
                 return at
         above = 0 if at is None or rebuild else at.epoch
         between = epochs.between(above, through.number)
-        step = Step(
+        step = TableStep(
             table=table,
             path=path,
             definition=definition,
@@ -243,7 +243,7 @@ class TableMover:
         self.after_commit(table)
         return position_after_step(lake, table, path, step.signature, at, above=above)
 
-    def _take_step(self, lake: SourceLake, step: Step) -> None:
+    def _take_step(self, lake: SourceLake, step: TableStep) -> None:
         try:
             self.job.advance(lake, step)
         except SPARK_ERRORS:
@@ -252,7 +252,7 @@ class TableMover:
                 raise
             self.job.advance(rest, step)
 
-    def _without_missing_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
+    def _without_missing_files(self, lake: SourceLake, step: TableStep) -> SourceLake | None:
         """Return the lake above its missing raw files; None if none is missing.
 
         Raises TableError if files of the table itself are missing.

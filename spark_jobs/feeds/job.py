@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from ingestd.lake.definitions import LakeColumn
-    from spark_jobs.engine.table_mover import Step
+    from spark_jobs.engine.table_mover import TableStep
     from spark_jobs.histories.shape import HistoryShape
     from spark_jobs.histories.window import Window
     from spark_jobs.lake.source_lake import SourceLake
@@ -58,15 +58,15 @@ class FeedJob:
 
     name = "feed"
 
-    def advance(self, lake: SourceLake, step: Step) -> None:
+    def advance(self, lake: SourceLake, step: TableStep) -> None:
         """Append a table's changes up to the end of `step.through`. See `TableJob`."""
-        _FeedStep(lake, step, FeedTable(lake.session, step.path, lake.checked)).run()
+        _FeedUpdate(lake, step, FeedTable(lake.session, step.path, lake.checked)).run()
 
 
 @dataclass(frozen=True, slots=True)
-class _FeedStep:
+class _FeedUpdate:
     lake: SourceLake
-    step: Step
+    step: TableStep
     feed: FeedTable
 
     def run(self) -> None:

@@ -23,7 +23,7 @@ from spark_jobs.lake.types import named_type
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_jobs.engine.table_mover import Step
+    from spark_jobs.engine.table_mover import TableStep
     from spark_jobs.lake.source_lake import SourceLake
 
 
@@ -32,7 +32,7 @@ class HistoryJob:
 
     name = "history"
 
-    def advance(self, lake: SourceLake, step: Step) -> None:
+    def advance(self, lake: SourceLake, step: TableStep) -> None:
         """Bring a table's history to the end of `step.through`. See `TableJob`."""
         shape = shape_of(lake, step)
         table = HistoryTable(lake.session, step.path, step.app_id, lake.checked)
@@ -74,7 +74,7 @@ class HistoryJob:
             _advance(table, window, shape, step)
 
 
-def shape_of(lake: SourceLake, step: Step) -> HistoryShape:
+def shape_of(lake: SourceLake, step: TableStep) -> HistoryShape:
     """Return the shape of a step's table. Raises TableError if the raw table does not exist."""
     try:
         schema = lake.changes(step.table, above=step.above, through=step.through.number).schema
@@ -90,7 +90,7 @@ def shape_of(lake: SourceLake, step: Step) -> HistoryShape:
     return HistoryShape.from_schema(schema, step.definition)
 
 
-def _ensure_same_key(window: Window, lake: SourceLake, step: Step) -> None:
+def _ensure_same_key(window: Window, lake: SourceLake, step: TableStep) -> None:
     """Raise TableError if any of the changes may identify their rows by another key."""
     since = step.definition.key_since_lsn
     if window.named_from is not None and window.named_from < since:
@@ -105,7 +105,11 @@ def _ensure_same_key(window: Window, lake: SourceLake, step: Step) -> None:
 
 
 def _begin(
-    table: HistoryTable, window: Window | None, shape: HistoryShape, lake: SourceLake, step: Step
+    table: HistoryTable,
+    window: Window | None,
+    shape: HistoryShape,
+    lake: SourceLake,
+    step: TableStep,
 ) -> None:
     if window is None:
         window = empty_window(raw_rows(lake, step.table, shape, above=0, through=0))
@@ -116,7 +120,7 @@ def _begin(
         window.close()
 
 
-def _advance(table: HistoryTable, window: Window, shape: HistoryShape, step: Step) -> None:
+def _advance(table: HistoryTable, window: Window, shape: HistoryShape, step: TableStep) -> None:
     before = again = None
     try:
         made, touched = keyed_versions, keys_of

@@ -5,14 +5,14 @@ The first line that applies decides (limits: `policy.py`):
 ======================================  ==========================================================
 the step                                action
 ======================================  ==========================================================
-no mirror yet                           created by the driver (`step.py`) up to `driver_rows`,
+no mirror yet                           created by the driver (`update.py`) up to `driver_rows`,
                                         else by Spark from the fold of all rows above the newest
                                         `t`
 a table without a key                   copies of equal rows added or removed (`keyless.py`)
 at most `few_rows`                      folded in the driver, by Spark if the driver can't; merged
                                         by the driver (`accelerator/`) if the mirror's files
                                         that may have the keys are small enough, else by Spark
-at most `driver_rows`, changes only,    folded and merged by the driver (`step.py`)
+at most `driver_rows`, changes only,    folded and merged by the driver (`update.py`)
 and a mirror that is small enough
 any other                               folded and merged by Spark
 ======================================  ==========================================================
@@ -57,14 +57,14 @@ from spark_jobs.lake.exchange import from_arrow, to_arrow
 from spark_jobs.lake.missing_values import with_missing
 from spark_jobs.mirrors.keyless import apply_keyless, keyless_outcomes
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
-from spark_jobs.mirrors.step import DriverStep, MirrorStep
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
+from spark_jobs.mirrors.update import DriverUpdate, MirrorUpdate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from ingestd.lake.definitions import LakeColumn
-    from spark_jobs.engine.table_mover import Step
+    from spark_jobs.engine.table_mover import TableStep
     from spark_jobs.lake.source_lake import SourceLake
 
 _MAX_NAMED = 2_000
@@ -87,7 +87,7 @@ class MirrorJob:
     policy: MirrorPolicy = DEFAULT_POLICY
     mirror_type: type[MirrorTable] = MirrorTable
 
-    def advance(self, lake: SourceLake, step: Step) -> None:
+    def advance(self, lake: SourceLake, step: TableStep) -> None:
         """See `spark_jobs.engine.table_mover.TableJob`."""
         mirror = self.mirror_type(
             lake.session,
@@ -99,14 +99,14 @@ class MirrorJob:
             self.policy,
         )
         try:
-            _MirrorAdvance(lake, step, mirror).run()
+            _SizedUpdate(lake, step, mirror).run()
         except AnalysisException as error:
             if lake.checked.state(lake.session, lake.raw_path(step.table)) is None:
                 raise self._raw_missing(lake, step, "the Delta table does not exist") from error
             raise
 
     @staticmethod
-    def _raw_missing(lake: SourceLake, step: Step, what: str) -> TableError:
+    def _raw_missing(lake: SourceLake, step: TableStep, what: str) -> TableError:
         return TableError(
             TableId.parse(step.table),
             f"raw table {lake.raw_path(step.table)}: {what}",
@@ -117,12 +117,12 @@ class MirrorJob:
 
 
 @dataclass(frozen=True, slots=True)
-class _MirrorAdvance(MirrorStep):
+class _SizedUpdate(MirrorUpdate):
     """Applies a step: chooses by its size whether the driver or Spark folds it."""
 
     @property
-    def _driver_step(self) -> DriverStep:
-        return DriverStep(self.lake, self.step, self.mirror)
+    def _driver_step(self) -> DriverUpdate:
+        return DriverUpdate(self.lake, self.step, self.mirror)
 
     def run(self) -> None:
         policy = self.mirror.policy

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from ingestd.lake.definitions import LakeColumn
-    from spark_jobs.engine.table_mover import Step
+    from spark_jobs.engine.table_mover import TableStep
     from spark_jobs.mirrors.table import MirrorTable
 
 _TEXT, _COUNT = "_cdc_text", "_cdc_count"
@@ -49,7 +49,7 @@ def apply_keyless(
     changes: DataFrame,
     columns: Sequence[LakeColumn],
     added: Sequence[LakeColumn],
-    step: Step,
+    step: TableStep,
 ) -> None:
     """Apply changes without `t`: one commit, which is skipped if it already exists."""
     net = _net(changes, columns, added).where(col(_COUNT) != 0).cache()
@@ -64,7 +64,9 @@ def apply_keyless(
         net.unpersist()
 
 
-def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], step: Step) -> None:
+def _merge(
+    table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], step: TableStep
+) -> None:
     """Delete all copies of a row, and insert as many as remain: copies have no identity."""
     less = net.where(col(_COUNT) < 0)
     there = table.rows().select(f.expr(_text_of(columns)).alias(_TEXT))

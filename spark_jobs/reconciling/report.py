@@ -180,7 +180,7 @@ def name_report(
     names = names_in(session, schema, source, "reconcile")
     names.open()
     for table in ("tables", "differences"):
-        names.put_log(f"_reconcile_{table}", f"{uri}/{table}")
+        names.register_log(f"_reconcile_{table}", f"{uri}/{table}")
     return names.fault
 
 

@@ -21,7 +21,7 @@ from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until
 from tests.histories.oracle import CAPTURED, SOURCE, Verdict, compare, inserted, present
 from tests.histories.sessions import Sessions
-from tests.histories.steps import DOWN, History, Step, Weather
+from tests.histories.steps import DOWN, History, SessionStatement, Weather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -184,7 +184,9 @@ class Life:
         elif weather == "checked":
             self._check(limit_s=CHECK_LIMIT_S)
 
-    def _merged(self, steps: list[list[Step]]) -> Iterator[tuple[int, Step]]:
+    def _merged(
+        self, steps: list[list[SessionStatement]]
+    ) -> Iterator[tuple[int, SessionStatement]]:
         """Return the steps of all, each history's in its order, with its place."""
         turns = [n for n, own in enumerate(steps) for _ in own]
         self._rng.shuffle(turns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.histories.dice import Dice, write
-from tests.histories.steps import DOWN, History, Phase, Step, Weather
+from tests.histories.steps import DOWN, History, Phase, SessionStatement, Weather
 from tests.histories.worlds import WORLDS, World
 
 if TYPE_CHECKING:
@@ -29,18 +29,18 @@ def make_history(name: str, seed: int, phases: int, worlds: Sequence[World] = WO
     world = dice.choices(worlds, [w.weight for w in worlds])[0]
     made: list[Phase] = []
     for number in range(phases):
-        found: list[list[Step]] = []
+        found: list[list[SessionStatement]] = []
         for _ in range(dice.some(0, 1, 1, 2) if phases > 1 else dice.some(1, 1, 1, 1, 2)):
             found.append(_in_transactions(dice, dice.choice(world.moves)(dice), f"{number}"))
             if dice.chance(0.3):
-                found.append([Step(dice.some("a", "b"), write(dice))])
+                found.append([SessionStatement(dice.some("a", "b"), write(dice))])
         made.append(tuple(_merged(dice, found)))
     return History(f"{name} ({world.name})", world.create, tuple(made))
 
 
-def _merged(dice: Dice, parts: list[list[Step]]) -> list[Step]:
+def _merged(dice: Dice, parts: list[list[SessionStatement]]) -> list[SessionStatement]:
     """Put them one after another, or (sometimes) those of different sessions among each other."""
-    merged: list[Step] = []
+    merged: list[SessionStatement] = []
     for part in parts:
         sessions = {s.session for s in part} & {s.session for s in merged[-3:]}
         if sessions or not merged or dice.chance(0.7):
@@ -52,12 +52,14 @@ def _merged(dice: Dice, parts: list[list[Step]]) -> list[Step]:
     return merged
 
 
-def _in_transactions(dice: Dice, statements: Sequence[str], number: str) -> list[Step]:
+def _in_transactions(dice: Dice, statements: Sequence[str], number: str) -> list[SessionStatement]:
     """Execute the statements of a move in transactions of some form."""
     session = dice.some("a", "a", "b")
     other = "c"
     steps = [
-        Step(other, text[1:]) if text.startswith("@") else Step(session, text)
+        SessionStatement(other, text[1:])
+        if text.startswith("@")
+        else SessionStatement(session, text)
         for text in statements
     ]
     is_split = any(s.session != session for s in steps)
@@ -65,8 +67,8 @@ def _in_transactions(dice: Dice, statements: Sequence[str], number: str) -> list
     if any(t.startswith(ALONE) or t.endswith("CONCURRENTLY") for t in own):
         return [s for s in steps if not s.sql.endswith(" l")]
 
-    def alone(*texts: str) -> list[Step]:
-        return [Step(session, text) for text in texts]
+    def alone(*texts: str) -> list[SessionStatement]:
+        return [SessionStatement(session, text) for text in texts]
 
     if is_split:
         begin = alone("BEGIN", "SELECT pg_current_xact_id()")
@@ -77,7 +79,7 @@ def _in_transactions(dice: Dice, statements: Sequence[str], number: str) -> list
     commit = alone("COMMIT")
     early = alone("BEGIN", "SELECT pg_current_xact_id()")
     gid = f"{{h}}_{session}{number}_{dice.randrange(10_000)}"
-    ways: dict[str, tuple[int, list[Step]]] = {
+    ways: dict[str, tuple[int, list[SessionStatement]]] = {
         "none": (4, steps),
         "one": (2, [*alone("BEGIN"), *steps, *alone(dice.some("COMMIT", "COMMIT", "ROLLBACK"))]),
         "subtransaction": (
@@ -104,32 +106,37 @@ def _in_transactions(dice: Dice, statements: Sequence[str], number: str) -> list
             ],
         ),
         "block": (1, alone(_block(own, cut))),
-        "early": (1, [*early, Step(other, write(dice)), *steps, *commit]),
+        "early": (1, [*early, SessionStatement(other, write(dice)), *steps, *commit]),
         "prepared": (1, _prepared(dice, steps, gid)),
         "long": (1, _beside_a_long_one(dice, steps)),
     }
     return dice.choices([w for _, w in ways.values()], [n for n, _ in ways.values()])[0]
 
 
-def _prepared(dice: Dice, steps: list[Step], gid: str) -> list[Step]:
+def _prepared(dice: Dice, steps: list[SessionStatement], gid: str) -> list[SessionStatement]:
     """Commit in two phases, or give up, with a change by another session between."""
     session = steps[0].session
-    between = [Step("c", write(dice))] if dice.chance(0.3) else []
+    between = [SessionStatement("c", write(dice))] if dice.chance(0.3) else []
     end = dice.some("COMMIT", "COMMIT", "ROLLBACK")
     return [
-        Step(session, "BEGIN"),
+        SessionStatement(session, "BEGIN"),
         *steps,
-        Step(session, f"PREPARE TRANSACTION '{gid}'"),
+        SessionStatement(session, f"PREPARE TRANSACTION '{gid}'"),
         *between,
-        Step(session, f"{end} PREPARED '{gid}'"),
+        SessionStatement(session, f"{end} PREPARED '{gid}'"),
     ]
 
 
-def _beside_a_long_one(dice: Dice, steps: list[Step]) -> list[Step]:
+def _beside_a_long_one(dice: Dice, steps: list[SessionStatement]) -> list[SessionStatement]:
     """Have another session write before, and commit afterwards or when the history is over."""
     long = "d"
-    end = [Step(long, write(dice)), Step(long, "COMMIT")]
-    return [Step(long, "BEGIN"), Step(long, write(dice)), *steps, *dice.some([], end)]
+    end = [SessionStatement(long, write(dice)), SessionStatement(long, "COMMIT")]
+    return [
+        SessionStatement(long, "BEGIN"),
+        SessionStatement(long, write(dice)),
+        *steps,
+        *dice.some([], end),
+    ]
 
 
 def _block(statements: Sequence[str], cut: int) -> str:

@@ -11,7 +11,7 @@ from psycopg import sql
 
 if TYPE_CHECKING:
     from tests.harness.databases import Database
-    from tests.histories.steps import Step
+    from tests.histories.steps import SessionStatement
 
 SETTINGS = "-c lock_timeout=30ms -c statement_timeout=20s -c allow_system_table_mods=off"
 IDLE = psycopg.pq.TransactionStatus.IDLE
@@ -29,7 +29,7 @@ class Sessions:
     refused: list[str] = field(default_factory=list)
     _open: dict[str, psycopg.Connection[tuple[Any, ...]]] = field(default_factory=dict)
 
-    def execute(self, step: Step) -> None:
+    def execute(self, step: SessionStatement) -> None:
         """Execute a step in its session; a transaction stays open for the next."""
         if step.session not in self._open:
             self._open[step.session] = psycopg.connect(

@@ -15,14 +15,14 @@ phase is over; it was killed; it was stopped. It is started again after the last
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SessionStatement:
     """A statement that a session executes. `{h}` in it stands for the history's own prefix."""
 
     session: str
     sql: str
 
 
-Phase = tuple[Step, ...]
+Phase = tuple[SessionStatement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ def script(text: str, session: str = "a") -> Phase:
 
     A line `-- session NAME` switches to another session.
     """
-    steps: list[Step] = []
+    steps: list[SessionStatement] = []
     for part in re.split(r";[ \t]*(?:\n|$)", text):
         lines = part.strip().splitlines()
         while lines and lines[0].strip().startswith("-- session "):
             session = lines.pop(0).split()[-1]
         if lines:
-            steps.append(Step(session, "\n".join(line.strip() for line in lines)))
+            steps.append(SessionStatement(session, "\n".join(line.strip() for line in lines)))
     return tuple(steps)

@@ -218,7 +218,7 @@ def test_a_catalog_that_fails_is_not_asked_for_each_table(
     fault = names.fault
     assert fault is not None
     names.ensure_free("public.orders", "/nowhere")
-    names.put_log("_mirror", "/nowhere")
+    names.register_log("_mirror", "/nowhere")
     names.remove("public.orders", "/nowhere")
     assert names.fault is fault  # the first attempt's
 

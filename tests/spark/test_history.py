@@ -19,7 +19,7 @@ from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column
 from spark_jobs.delta_log.commits import MERGE_SETTINGS, Signature
-from spark_jobs.engine.table_mover import Step
+from spark_jobs.engine.table_mover import TableStep
 from spark_jobs.histories.job import HistoryJob
 from spark_jobs.history import as_of, as_of_lsn
 from spark_jobs.lake.source_lake import Epoch, SourceLake
@@ -86,7 +86,7 @@ class Job:
         lake = SourceLake(self.spark, str(self.lake), "shop")
         definition = lake.registry().at(self.table)
         assert definition is not None
-        step = Step(
+        step = TableStep(
             table=self.table,
             path=self.path,
             definition=definition,

@@ -1,4 +1,4 @@
-"""A step of one mirror: what the driver and Spark share, and the whole step in the driver.
+"""Updates one mirror by a step: what the driver and Spark share, and the update in the driver.
 
 The driver runs no Spark job, except to read values kept under an old key.
 """
@@ -22,16 +22,16 @@ from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
 
 if TYPE_CHECKING:
     from ingestd.lake.definitions import LakeColumn
-    from spark_jobs.engine.table_mover import Step
+    from spark_jobs.engine.table_mover import TableStep
     from spark_jobs.lake.source_lake import SourceLake
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorStep:
-    """A step of one table, from `lake` into `mirror`."""
+class MirrorUpdate:
+    """Updates `mirror` by a step of its table, from `lake`."""
 
     lake: SourceLake
-    step: Step
+    step: TableStep
     mirror: MirrorTable
 
     @property
@@ -96,8 +96,8 @@ _EPOCH = "_cdc_epoch"
 
 
 @dataclass(frozen=True, slots=True)
-class DriverStep(MirrorStep):
-    """A step in the driver. Its methods return False or None if Spark must do the work."""
+class DriverUpdate(MirrorUpdate):
+    """Updates in the driver. Its methods return False or None if Spark must do the work."""
 
     def create(self) -> bool:
         """Create a mirror that does not exist yet."""
