@@ -18,6 +18,7 @@ from ingestd.model.lake_state import (
 )
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
+from ingestd.pipeline.streamed_relation import differs
 from ingestd.pipeline.table_state import TrackedTable
 from ingestd.ports import Discovery, Prepared
 
@@ -162,12 +163,12 @@ class TableSet:
         found = self._entries.values()
         return [e.table for e in found if e.is_queued and e.table.id not in self._postponed]
 
-    def apply_prepared(self, found: Prepared) -> None:
+    def apply_prepared(self, prepared: Prepared) -> None:
         """Apply the result of preparing the source."""
-        for name, fingerprint in found.fingerprints.items():
+        for name, fingerprint in prepared.fingerprints.items():
             entry = self._entries[name]
             entry.table = replace(entry.table, fingerprint=fingerprint)
-        self.postpone(found.locked)
+        self.postpone(prepared.locked)
 
     def postpone(self, names: Iterable[TableId]) -> None:
         """Postpone tables that the source can't send yet, until the next discovery."""
@@ -279,7 +280,7 @@ class TableSet:
         """Return whether the stream sent columns after the discovery: the next one has more."""
         if not entry.streamed.is_newer_than(self._discovery):
             return False
-        return self._differs(entry.table, self.known.get(entry.table.id))
+        return differs(entry.table, self.known.get(entry.table.id))
 
     def removal_events(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Return the events for tables that can't or need not be captured any more.
@@ -478,7 +479,7 @@ class TableSet:
         """Return whether a dropped table arrived with other columns than `_tables` has."""
         known = self.known.get(table.id)
         is_this = known is not None and known.oid == table.oid
-        return is_this and not self.has_successor(table) and self._differs(table, known)
+        return is_this and not self.has_successor(table) and differs(table, known)
 
     def note_incomplete(self, name: TableId, lsn: Lsn) -> bool:
         """Record a row that lacks values, if a read may void it; return False otherwise."""
@@ -492,42 +493,16 @@ class TableSet:
 
     def is_new_version(self, table: Table) -> bool:
         """Return whether the stream sent other columns than `_tables` has, of an existing table."""
-        if table.id not in self._entries:
-            return False
-        entry, known = self._entries[table.id], self.known.get(table.id)
-        streamed = entry.streamed
-        if streamed.version is table and streamed.compared is known:
-            return False
-        streamed.version = table
-        if self._differs(table, known):
-            return True
-        streamed.compared = known
-        return False
-
-    @staticmethod
-    def _differs(table: Table, known: RegisteredTable | None) -> bool:
-        if known is None or known.columns != registered_columns(table):
-            return True
-        return known.replica_identity != table.replica_identity
+        entry = self._entries.get(table.id)
+        return entry is not None and entry.streamed.is_new_version(table, self.known.get(table.id))
 
     def is_ambiguous(self, table: Table, first: Lsn, xid: int | None) -> bool:
-        """Return whether rows of one transaction, separated by DDL in it, could be confused.
-
-        A column with a default was added after the first of them: they have it in the source, but
-        `_tables` covers only the rows of earlier transactions. Or a column returned: what was
-        written in between lies under another name or type. Or names are in another order, and only
-        different columns can be. Then the table must be re-read.
-        """
+        """Return whether the table must be re-read: see `StreamedRelation.is_ambiguous`."""
         entry, known = self._entries[table.id], self.known.get(table.id)
         entry.streamed.relation_xact = first, xid
         if not self.resnapshot_rewritten or known is None:
             return False
-        before = {c.name for c in known.columns}
-        new = [c for c in table.columns if c.lake_name not in before]
-        returns = any(c.lake_name in known.lake_columns for c in new)
-        is_same_xact = entry.streamed.last_change == first
-        is_defaulted = is_same_xact and any(c.missing is not None for c in new)
-        if returns or is_defaulted or _in_another_order(table, known):
+        if entry.streamed.is_ambiguous(table, known, first):
             entry.miss("columns were added, returned or moved between rows that the stream sent")
             return True
         return False
@@ -616,13 +591,6 @@ class TableSet:
 def _definition(table: Table) -> tuple[object, ...]:
     """Return the properties whose change allows a stopped table to be retried."""
     return table.columns, table.replica_identity, table.key
-
-
-def _in_another_order(table: Table, known: RegisteredTable) -> bool:
-    """Return whether common columns are in another order: in the source no column moves."""
-    now, then = [c.name for c in table.columns], [c.source_name for c in known.columns]
-    both = {*now} & {*then}
-    return [name for name in now if name in both] != [name for name in then if name in both]
 
 
 def stopped(table: Table, error: TableError, at: datetime, at_lsn: Lsn) -> TableEvent:

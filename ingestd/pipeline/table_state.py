@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-import numpy as np
-
 from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import Table
+from ingestd.pipeline.streamed_relation import StreamedRelation
 from ingestd.ports import Discovery
 
 
@@ -100,38 +99,6 @@ class NewestSnapshot:
     has_gap: bool = False
     has_marker_last: bool = True
     failures: int = 0
-
-
-@dataclass(slots=True)
-class StreamedRelation:
-    """What the stream sent of a table.
-
-    `last_change`: commit position of the last transaction that changed it. `relation_xact`: commit
-    position of the last transaction that sent its columns, and its xid where that is known.
-    `version`: the newest columns; `compared`: the row of `_tables` that they agree with.
-    `incomplete`: the last transaction with a row that lacked values (`row_checks`) while the
-    table was not live.
-    """
-
-    last_change: Lsn | None = None
-    relation_xact: tuple[Lsn, int | None] | None = None
-    version: Table | None = None
-    compared: RegisteredTable | None = None
-    incomplete: Lsn | None = None
-
-    def is_newer_than(self, discovery: Discovery) -> bool:
-        """Return whether columns came from a transaction that the discovery does not see.
-
-        A transaction may be invisible though its commit precedes the discovery's position: its
-        record is in the WAL before others see it, and for as long as a synchronous standby does
-        not answer.
-        """
-        if self.relation_xact is None:
-            return False
-        lsn, xid = self.relation_xact
-        if lsn >= discovery.lsn or discovery.seen is None or xid is None:
-            return lsn >= discovery.lsn
-        return not discovery.seen.sees(np.array([xid]))[0]
 
 
 @dataclass(slots=True)

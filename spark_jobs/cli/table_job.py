@@ -88,7 +88,7 @@ def run_table_job(
         ensure_same_everywhere(chosen)
     from spark_jobs.accelerator.choice import accelerator_of  # noqa: PLC0415 - imports pyspark
     from spark_jobs.catalog.table_names import names_in  # noqa: PLC0415
-    from spark_jobs.engine.epoch_stream import EpochStream  # noqa: PLC0415
+    from spark_jobs.engine.epoch_run import EpochRun  # noqa: PLC0415
     from spark_jobs.lake.source_lake import SourceLake  # noqa: PLC0415 - imports pyspark
     from spark_jobs.own_session import session_of_job  # noqa: PLC0415
 
@@ -96,7 +96,7 @@ def run_table_job(
         # settings and signatures belong to a session, and there may be but one
         parallel = 1 if session is given else chosen.parallel
         job, settings = make()
-        stream = EpochStream(
+        run = EpochRun(
             lake=SourceLake(
                 session,
                 lake,
@@ -114,12 +114,12 @@ def run_table_job(
             names=names_in(session, chosen.catalog, chosen.source, name),
             needs_key=needs_key,
         )
-        stream.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
-    for error in stream.stopped.values():
+        run.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
+    for error in run.stopped.values():
         print_error(error)
-    fault = stream.names.fault
+    fault = run.names.fault
     if fault is not None:
         print_error(fault)
-    if stream.stopped:
+    if run.stopped:
         return EXIT_OPERATOR
     return EXIT_DONE if fault is None else exit_code(fault)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class HistoryJob:
-    """The history job, for `spark_jobs.engine.epoch_stream.EpochStream`."""
+    """The history job, for `spark_jobs.engine.epoch_run.EpochRun`."""
 
     name = "history"
 
