@@ -7,7 +7,6 @@ tables has its own.
 from __future__ import annotations
 
 import atexit
-import warnings
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -114,8 +113,6 @@ def _clone_of(given: SparkSession) -> SparkSession | None:
 
 def _prepared(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     """Return a session with the settings of a job, as this thread's active one."""
-    # (a Connect client warns whenever one is set, to whatever value)
-    warnings.filterwarnings("ignore", "The SQL config '.*' has been deprecated", UserWarning)
     ansi = str(not session.version.startswith("3.")).lower()  # each version's own default
     # (with those of a commit that the given one has, Delta would skip a job's commits)
     tried = dict.fromkeys(OF_A_COMMIT, "0")

@@ -7,6 +7,7 @@ import fcntl
 import importlib.util
 import os
 import sys
+import warnings
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,6 +208,8 @@ def require_versions(session: SparkSession, *, with_delta: bool = True) -> None:
     fit = pairs_of(session.version)
     if is_connect(session):
         _ensure_client(session.version)
+        # (a client warns of them whenever they are set, to whatever value)
+        warnings.filterwarnings("ignore", "The SQL config '.*' has been deprecated", UserWarning)
     if not with_delta:
         return
     if not has_known_classes(session):

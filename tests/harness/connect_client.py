@@ -97,9 +97,11 @@ def _run(name: str, arguments: list[str], dies_after: int, parts: dict[str, Any]
         if commits == dies_after:
             os._exit(9)
 
+    if dies_after:
+        parts = {**parts, "after_commit": count}
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
-            run_job(lambda given: int(main(given, after_commit=count, **parts)), arguments)
+            run_job(lambda given: int(main(given, **parts)), arguments)
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)

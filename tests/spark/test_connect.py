@@ -18,7 +18,10 @@ from spark_jobs.lake.targets import table_path
 from spark_jobs.mirrors.job import MirrorJob
 from spark_jobs.mirrors.policy import MirrorPolicy
 from tests.harness.connect_client import ConnectClient, DiedError, Ended
+from tests.harness.feeds import Feeds
 from tests.harness.history_logs import KeyedLog, KeylessLog
+from tests.harness.workload import Workload
+from tests.spark.test_feed import Recorded, current
 from tests.spark.test_history import (
     KEYED,
     KEYLESS,
@@ -30,6 +33,7 @@ from tests.spark.test_history import (
     write,
 )
 from tests.spark.test_mirror import Mirror, Simulated, change, raw, table
+from tests.spark.test_reconcile import Shop, make_shop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +41,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.engine.table_mover import TableJob
+    from tests.harness.databases import Database
     from tests.harness.raw_lake import RawLake
 
-__all__ = ["raw"]
+__all__ = ["make_shop", "raw"]
 
 BY_SPARK = MirrorPolicy(few_rows=-1, driver_rows=-1, small_bytes=0, changed_share=0)
 MERGED = MirrorPolicy(small_bytes=0, changed_share=0)
@@ -151,6 +156,39 @@ async def test_histories_are_those_of_their_changes(
         ended = client.run("history", given)
         assert ended.code == 0, ended.said
         assert_same(job.versions(), plain(epochs[:end], fold))
+
+
+@pytest.mark.thorough
+def test_every_change_is_in_the_feed(client: ConnectClient, raw: RawLake, tmp_path: Path) -> None:
+    """Keys are swapped, without the values that move with them."""
+    source = Recorded(table("a"), random.Random(2))
+    feeds = Feeds(Path(raw.uri), tmp_path / "feed")
+    for batch in range(2):
+        for _ in range(8):
+            source.transaction(raw.next_lsn())
+        if batch:
+            source.swap(raw.next_lsn())
+        source.at[raw.commit({source.table: source.take()})] = source.expected()
+        raw.record("live", source.table)
+        ended = client.run("feed", [*feeds.arguments, "--once"])
+        assert ended.code == 0, ended.said
+        assert current(feeds.rows("public.a"), raw.epoch) == source.at[raw.epoch]
+
+
+@pytest.mark.thorough
+def test_a_mirror_is_reconciled(
+    workload_database: Database, make_shop: Any, client: ConnectClient
+) -> None:
+    """By tasks of the server, which read the source: equal, then a row is missing."""
+    shop: Shop = make_shop(("public.documents",))
+    with Workload(workload_database.dsn, seed=7, transactions=20) as writers:
+        writers.join()
+    shop.catch_up()
+    given = shop.arguments("--wait", "90s")
+    ended = client.run("reconcile", given)
+    assert ended.code == 0, ended.said
+    shop.alter("public.documents", lambda rows: rows[1:])
+    assert client.run("reconcile", given).code == 1
 
 
 def test_killed_between_commits_it_ends_without_duplicates(
