@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NoReturn
 
-from ingestd.model.errors import OperatorError, TableError, did_you_mean_table
+from ingestd.model.errors import OperatorError, did_you_mean_table
 from ingestd.model.lake_state import (
     LakeState,
     RegisteredTable,
@@ -18,8 +18,8 @@ from ingestd.model.lake_state import (
 )
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.streamed_relation import differs
-from ingestd.pipeline.table_state import TrackedTable
+from ingestd.pipeline.removed_tables import removed
+from ingestd.pipeline.table_state import TrackedTable, differs
 from ingestd.ports import Discovery, Prepared
 
 
@@ -285,9 +285,8 @@ class TableSet:
     def removal_events(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Return the events for tables that can't or need not be captured any more.
 
-        Only new ones: a refusal that `_tables` already has is not repeated. A drop is reported once
-        the stream has reached the discovery (`discovery_events`): until then, the table's last
-        changes may arrive.
+        A drop is reported once the stream has reached the discovery (`discovery_events`): until
+        then, the table's last changes may arrive.
         """
         found = self._removal_events(at, at_lsn)
         if at_lsn >= self._discovery.lsn:
@@ -295,24 +294,7 @@ class TableSet:
         return [event for event in found if event.state is not TableState.DROPPED]
 
     def _removal_events(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
-        events = []
-        for refused in self._discovery.refused:
-            known = self.known.get(refused.table.id)
-            event = stopped(refused.table, refused.error, at, at_lsn)
-            if known is not None and known.oid and not refused.table.oid:  # it existed once
-                dropped = Table(known.table, known.oid, ())
-                event = replace(event, table=dropped, state=TableState.DROPPED)
-            if known is None or (known.state, known.reason) != (event.state, event.reason):
-                events.append(event)
-        present = set(self._entries) | {r.table.id for r in self._discovery.refused}
-        for name, known in self.known.items():
-            if name not in present and known.state is not TableState.DROPPED:
-                dropped = Table(name, known.oid, ())
-                reason = "no longer in the source, or not matched by `tables`"
-                events.append(
-                    TableEvent(dropped, TableState.DROPPED, at, at_lsn, known.snapshot_lsn, reason)
-                )
-        return events
+        return removed(self._discovery, self.known, self._entries.keys(), at, at_lsn)
 
     def record_events(self, events: Sequence[TableEvent]) -> None:
         """Apply events that have been recorded in `_tables`."""
@@ -591,9 +573,3 @@ class TableSet:
 def _definition(table: Table) -> tuple[object, ...]:
     """Return the properties whose change allows a stopped table to be retried."""
     return table.columns, table.replica_identity, table.key
-
-
-def stopped(table: Table, error: TableError, at: datetime, at_lsn: Lsn) -> TableEvent:
-    """Return the event of a table that can't continue."""
-    state = TableState.STOPPED
-    return TableEvent(table, state, at, at_lsn, reason=error.reason, remedy=error.remedy)

@@ -33,7 +33,7 @@ class KnownKeys:
         self._memory_bytes = memory_bytes
         self._least_bytes = least_bytes
 
-    async def load(self, state: PolledState) -> KeySet | None:
+    async def load_keys(self, state: PolledState) -> KeySet | None:
         """Return the keys that the lake holds of a table; None if there are too many."""
         async with state.loading:  # a poll and a sweep may both need them
             if not state.knows_keys and self._log is not None:

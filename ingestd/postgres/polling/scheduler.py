@@ -304,7 +304,7 @@ class PollScheduler:
         while state.missing and state.polled.table == table:
             candidates = state.missing[0]
             gone = await absent(poll.connection, table, candidates, self._row_limit_bytes)
-            keys = await self._keys.load(state)
+            keys = await self._keys.load_keys(state)
             if keys is not None and gone.num_rows:
                 probe = vanished_rows(
                     table, gone, PollReadPoint(read_point.position, read_point.at)
@@ -328,7 +328,7 @@ class PollScheduler:
         async with aclosing(scan_table(poll.connection, scan, poll.now)) as pages:
             async for rows in pages:
                 scanned_s += self._monotonic() - started
-                keys = await self._keys.load(state)
+                keys = await self._keys.load_keys(state)
                 for batch in await asyncio.to_thread(rows.changes, outcome.read_point, keys):
                     yield batch
                 started = self._monotonic()
@@ -418,7 +418,7 @@ class PollScheduler:
 
     async def _run_sweep(self, state: PolledState, log: ChangeLog) -> None:
         table = state.polled.table
-        keys = await self._keys.load(state)
+        keys = await self._keys.load_keys(state)
         sweep = Sweep(
             self._settings,
             table,

@@ -141,7 +141,7 @@ async def test_a_source_that_is_removed_meanwhile_has_no_series(world: World) ->
         world.metrics.forget_source("shop")
         raise DOWN
 
-    world.naming.register = is_removed
+    world.registration.register = is_removed
     await world.after(1)
     assert world.faults() is None
 
