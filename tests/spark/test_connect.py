@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import random
 import sys
@@ -55,6 +56,10 @@ WAYS = (MirrorPolicy(), BY_SPARK, MERGED)
 @pytest.fixture(scope="module")
 def remote(spark: SparkSession) -> Iterator[str]:
     """The address of a Connect server in the JVM of `spark`, on a free port of loopback."""
+    if importlib.util.find_spec("grpc") is None:
+        pytest.fail(
+            "a client of Spark Connect needs more: pip install -c constraints.txt -e '.[dev]'"
+        )
     jvm: Any = spark._jvm  # noqa: SLF001 - the server has no Python API
     companion = getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
     service = getattr(companion, "MODULE$")
