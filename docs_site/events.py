@@ -126,6 +126,7 @@ OF_JOBS: Mapping[str, str] = {
     "catalog.failed": "The catalog of `--catalog` can't be used; rows are moved all the same, and it is asked"
     " again after a minute.",
     "catalog.reached": "The catalog answers again; tables without a name get theirs.",
+    "databricks.not_tried": "The job runs on Databricks, where it was never tried: compare its tables.",
     "catalog.removed": "The name of a table that the source no longer has was removed; its files stay.",
     "raw.files_gone": "Files that a raw table's log names are missing; the job continues without them.",
     "mirror.rebuilding": "A mirror is re-created, for the given `reason`.",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.accelerator.by_driver import accelerator_of
+from spark_jobs.accelerator.choice import accelerator_of
 from spark_jobs.cli.arguments import spark_uri
 from spark_jobs.engine.cuts import EpochCut, find_cut, newest_cut
 from spark_jobs.lake.targets import MIRRORS, table_path

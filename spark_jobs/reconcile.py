@@ -20,8 +20,9 @@ from typing import TypeVar
 from ingestd.config.units import seconds, size_bytes
 from ingestd.model.errors import ConfigError
 from spark_jobs.catalog.schema_name import add_catalog
-from spark_jobs.cli.arguments import job_parser, require_config, run_job
-from spark_jobs.session import job_session, session_of_job
+from spark_jobs.cli.arguments import ensure_same_everywhere, job_parser, require_config, run_job
+from spark_jobs.delta_log.tables import is_connect
+from spark_jobs.session import job_session
 
 T = TypeVar("T")
 MAX_RANGES = 1 << 16
@@ -72,10 +73,13 @@ def main(arguments: Sequence[str]) -> int:
     given = job_session(
         f"ingestd reconcile {chosen.source}",
         remote=chosen.remote,
-        needs_driver=True,
+        needs_delta=True,
         settings=None if chosen.catalog is None else chosen.catalog.session_settings,
     )
+    if is_connect(given):
+        ensure_same_everywhere(chosen)
     # Imported here because it needs pyspark, which job_session has found installed.
+    from spark_jobs.own_session import session_of_job  # noqa: PLC0415
     from spark_jobs.reconciling.run import reconcile  # noqa: PLC0415
 
     with session_of_job(given) as session:

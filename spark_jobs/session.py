@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import importlib.util
 import os
 import sys
+import warnings
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from ingestd.model.errors import OperatorError
-from spark_jobs.pairs import Pair, ensure_pair, pair_of, pairs_of
+from spark_jobs.delta_log.tables import ON_DATABRICKS, has_known_classes, is_connect
+from spark_jobs.pairs import Pair, ensure_pair, minor, pair_of, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,26 +32,11 @@ PARQUET_SETTINGS: Mapping[str, str] = {
 
 Spark 3.5 refuses dates before 1582 in files that it did not write, and with LEGACY shifts them.
 """
-DELTA_SETTINGS: Mapping[str, str] = {
-    **PARQUET_SETTINGS,
+_DELTA: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-VALUE_SETTINGS: Mapping[str, str] = {
-    **PARQUET_SETTINGS,
-    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
-    "spark.sql.caseSensitive": "false",
-    "spark.sql.defaultCatalog": "spark_catalog",
-    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
-    "spark.sql.parquet.binaryAsString": "false",
-    "spark.sql.parser.escapedStringLiterals": "false",
-    "spark.sql.parser.quotedRegexColumnNames": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.storeAssignmentPolicy": "ANSI",
-    "spark.sql.timestampType": "TIMESTAMP_LTZ",
-    "spark.sql.variable.substitute": "false",
-}
-"""What decides how values are read, compared and written, as the jobs need it."""
+DELTA_SETTINGS: Mapping[str, str] = {**PARQUET_SETTINGS, **_DELTA}
 LOCAL_SETTINGS: Mapping[str, str] = {
     **DELTA_SETTINGS,
     # a small machine: few partitions, no UI, a JVM that starts fast rather than runs long
@@ -70,7 +59,8 @@ def job_session(
     *,
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
-    needs_driver: bool = False,
+    needs_delta: bool = False,
+    reach_s: float = 20.0,
 ) -> SparkSession:
     """Return the session in which a job runs, however the job was started.
 
@@ -78,82 +68,28 @@ def job_session(
     is given: that of a notebook, or of a cluster's task. `remote` (or SPARK_REMOTE in the
     environment) names a Spark Connect server. Under spark-submit it is spark-submit's session, with
     its master and jars. Otherwise it is local (`local_session`). `settings` are applied to a
-    session that is created here, except on a Connect server. `needs_driver`: refuse a Connect
-    server, because the job runs in the driver. Raises OperatorError, also for a version of Spark or
-    Delta that these jobs are not written for.
+    session that is created here, except on a Connect server. `needs_delta`: the job reads or writes
+    tables by Spark. `reach_s`: how long a Connect server may take to answer. (Its client alone
+    tries for ten minutes.) Raises OperatorError, also for a version of Spark or Delta that these
+    jobs are not written for.
     """
     running = None if remote else running_session()
     remote = remote or os.environ.get("SPARK_REMOTE")
-    if needs_driver:
-        ensure_driver(app_name, running, remote)
     if running is not None:
         session = running
     elif remote:
-        session = _connect(app_name, remote)
+        session = _connect(app_name, remote, reach_s)
     elif _IS_SUBMITTED in os.environ:
         ensure_pair(starts_java=False)
         session = _submitted(app_name, settings or {})
     else:
         ensure_pair()
         session = local_session(app_name, settings=settings)
-    require_versions(session, with_delta=needs_driver)
+    require_versions(session, with_delta=needs_delta)
+    if needs_delta and ON_DATABRICKS in os.environ:
+        structlog.get_logger("ingestd").warning("databricks.not_tried", spark=session.version)
     _log_no_statistics(session)
     return session
-
-
-@contextmanager
-def session_of_job(given: SparkSession) -> Iterator[SparkSession]:
-    """Yield a session for a job's own reads and writes (`derived_session`).
-
-    The given one keeps its settings, and is the thread's active session again at the end.
-    """
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - only where pyspark is installed
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-
-    try:
-        yield derived_session(given)
-    finally:
-        with suppress(Py4JError, PySparkException, AttributeError, ConnectionError, EOFError):
-            _make_active(given)
-
-
-def derived_session(
-    given: SparkSession, settings: Mapping[str, str] = MappingProxyType({})
-) -> SparkSession:
-    """Return a new session with the settings of the given one: catalogs, credentials, partitions.
-
-    Its own are those that decide what values mean, and `settings`. A new session of Spark has only
-    the settings with which Spark was started, not those that were made since. It is this thread's
-    active session then.
-    """
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - only where it is installed
-
-    from spark_jobs.delta_log.commits import OF_A_COMMIT  # noqa: PLC0415 - imports py4j
-
-    session: SparkSession = given.newSession()
-    own = _settings_of(session)
-    for name, value in _settings_of(given).items():
-        if own.get(name) != value:
-            with suppress(PySparkException):  # of Spark's start: it is the same for both
-                session.conf.set(name, value)
-    for name in OF_A_COMMIT:  # with those of the given one, Delta would skip a job's commits
-        session.conf.unset(name)
-    ansi = str(not session.version.startswith("3.")).lower()  # each version's own default
-    for name, value in {**VALUE_SETTINGS, "spark.sql.ansi.enabled": ansi, **settings}.items():
-        session.conf.set(name, value)
-    _make_active(session)
-    return session
-
-
-def _make_active(session: SparkSession) -> None:
-    """Make a session the thread's active one: Spark 3.5 builds columns in its ANSI mode."""
-    session.createDataFrame([], "id long")  # the public call that does it
-
-
-def _settings_of(session: SparkSession) -> dict[str, str]:
-    found = {row["key"]: row["value"] for row in session.sql("SET").collect()}
-    hidden = [name for name, value in found.items() if "(redacted)" in value]  # secrets
-    return found | {name: str(session.conf.get(name)) for name in hidden}
 
 
 def running_session() -> SparkSession | None:
@@ -172,37 +108,10 @@ def running_session() -> SparkSession | None:
         session: SparkSession = SparkSession.active()
     except PySparkException:
         return None
-    context = getattr(session, "_sc", None)
-    return session if context is None or context._jsc is not None else None  # noqa: SLF001 - stopped
+    if is_connect(session) or session.sparkContext._jsc is not None:  # noqa: SLF001
+        return session
+    return None  # it was stopped
 
-
-def _jvm_of(session: SparkSession) -> Any:  # noqa: ANN401 - py4j's view has no types
-    """Return the JVM of a session; None for one of Spark Connect."""
-    return getattr(session, "_jvm", None)
-
-
-def ensure_driver(app_name: str, running: SparkSession | None, remote: str | None) -> None:
-    """Raise OperatorError unless the job's process is the driver of a Spark with open-source Delta.
-
-    `running`: the session that the process has; `remote`: the address of a Connect server.
-    """
-    if _ON_DATABRICKS in os.environ:
-        raise OperatorError(
-            f"{app_name} can't run on Databricks: its Delta is not the open-source one, and the job"
-            " was never tried with it",
-            remedy="run it on a cluster with open-source Delta that reaches the same lake;"
-            " Databricks can read its tables (docs/platforms/databricks.md)",
-        )
-    if bool(remote) if running is None else _jvm_of(running) is None:
-        raise OperatorError(
-            f"{app_name} can't run on a Spark Connect server",
-            remedy="start it by spark-submit, or without --remote and SPARK_REMOTE; on Databricks,"
-            " serverless compute and clusters in standard access mode are such servers",
-        )
-
-
-_ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
-"""Databricks sets it for each Python process of a cluster."""
 
 _OF_SNAPSHOTS = ("org.apache.spark.sql.delta.Snapshot", "org.apache.spark.sql.delta.DeltaLog")
 """Delta's loggers that log files with their statistics (row values) at INFO."""
@@ -213,12 +122,12 @@ def _log_no_statistics(session: SparkSession) -> None:
 
     Not possible on a Connect server, or if Spark logs by another library than log4j 2.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - only where pyspark is installed
+    if is_connect(session):
+        return
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - a client of Spark Connect has none
 
     from spark_jobs.accelerator.jvm import java_class  # noqa: PLC0415 - imports py4j
 
-    if _jvm_of(session) is None:
-        return
     with suppress(Py4JError, TypeError):
         warn = java_class(session, "org.apache.logging.log4j.Level").WARN
         for name in _OF_SNAPSHOTS:
@@ -231,23 +140,54 @@ _IS_SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """spark-submit sets it for the Python process that it starts."""
 
 
-def _connect(app_name: str, remote: str) -> SparkSession:
+def _connect(app_name: str, remote: str, reach_s: float) -> SparkSession:
+    shown = remote.split(";", 1)[0]  # without a token
+    if not remote.startswith("sc://"):
+        raise OperatorError(
+            f"{shown} is not the address of a Spark Connect server",
+            remedy="--remote sc://HOST:15002 (or SPARK_REMOTE)",
+        )
     if importlib.util.find_spec("pyspark") is None:
         raise OperatorError("pyspark is not installed", remedy="pip install 'pyspark[connect]'")
     from pyspark.errors import PySparkException  # noqa: PLC0415 - only where it is installed
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     try:
+        _ensure_reached(remote, reach_s)
         session: SparkSession = SparkSession.builder.remote(remote).appName(app_name).getOrCreate()
         session.version  # noqa: B018 - asks the server
-    except (ImportError, PySparkException) as error:
-        message = str(error).strip().splitlines()[0]
+    except (ImportError, PySparkException, TimeoutError, ValueError) as error:
+        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise OperatorError(
-            f"the Spark Connect server {remote.split(';', 1)[0]} can't be used: {message}",
+            f"the Spark Connect server {shown} can't be used: {message}",
             remedy="check that it runs and can be reached from here; the client needs: pip install"
             " 'pyspark[connect]'",
         ) from error
+    close_at_exit(session)
     return session
+
+
+def close_at_exit(session: SparkSession) -> None:
+    """Close a Connect session's channel before the process ends: later, that may never end.
+
+    (By then, the threads of the channel have ended, and a call may still be open.)
+    """
+    atexit.register(session.client.close)
+
+
+def _ensure_reached(remote: str, reach_s: float) -> None:
+    """Raise TimeoutError unless a Connect server answers, by the channel that its client uses."""
+    from pyspark.sql.connect import client  # noqa: PLC0415 - raises ImportError for what it lacks
+
+    builder: Any = getattr(client, "DefaultChannelBuilder", None) or client.ChannelBuilder  # (3.5)
+    import grpc  # noqa: PLC0415 - the client has found it installed
+
+    with builder(remote).toChannel() as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=reach_s)
+        except grpc.FutureTimeoutError:
+            message = f"it did not answer within {reach_s:.0f} s"
+            raise TimeoutError(message) from None
 
 
 def _submitted(app_name: str, settings: Mapping[str, str]) -> SparkSession:
@@ -266,16 +206,61 @@ def require_versions(session: SparkSession, *, with_delta: bool = True) -> None:
     `with_delta`: False for a job that reads and writes no table by Spark.
     """
     fit = pairs_of(session.version)
-    jvm = _jvm_of(session) if with_delta else None
-    if jvm is None:  # Connect: a wrong Delta fails when a table is read
+    if is_connect(session):
+        _ensure_client(session.version)
+        # (a client warns of them whenever they are set, to whatever value)
+        warnings.filterwarnings("ignore", "The SQL config '.*' has been deprecated", UserWarning)
+    if not with_delta:
         return
-    found = _delta_version(jvm)
+    if not has_known_classes(session):
+        _ensure_delta(session, fit[0])
+        return
+    found = _delta_version(session._jvm)  # noqa: SLF001 - there is no public way
     if found is None or pair_of(session.version, found) is None:
         needed = " or ".join(pair.delta for pair in fit)
         raise OperatorError(
             f"Spark {session.version} needs Delta {needed}; this session has {found or 'none'}",
             remedy=f"spark-submit --packages {fit[0].package} ..., and no other Delta in its jars",
         )
+
+
+def _ensure_client(server: str) -> None:
+    """Raise OperatorError if the Connect client is newer than its server.
+
+    (Servers know the calls of earlier clients, but not of later ones.)
+    """
+    from pyspark import __version__  # noqa: PLC0415 - only where it is installed
+
+    own, theirs = (tuple(map(int, minor(v).split("."))) for v in (__version__, server))
+    if own > theirs:
+        raise OperatorError(
+            f"PySpark {__version__} is newer than the Spark Connect server, {server}",
+            remedy=f"pip install 'pyspark[connect]=={server}'",
+        )
+
+
+_LACKS_DELTA = "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG"
+
+
+def _ensure_delta(session: SparkSession, pair: Pair) -> None:
+    """Raise OperatorError if a session, of whose Delta no version can be read, has none.
+
+    A wrong version fails when a table is read.
+    """
+    from pyspark.errors import ParseException, PySparkException  # noqa: PLC0415
+
+    from spark_jobs.delta_log.statements import history_of  # noqa: PLC0415 - not needed earlier
+    from spark_jobs.spark_errors import condition_of  # noqa: PLC0415
+
+    try:
+        history_of(session, "/", 1)
+    except PySparkException as error:  # (that there is no such table is what Delta answers)
+        if isinstance(error, ParseException) or condition_of(error) == _LACKS_DELTA:
+            settings = " ".join(f"--conf {name}={value}" for name, value in _DELTA.items())
+            raise OperatorError(
+                f"this Spark {session.version} has no Delta, or not its SQL",
+                remedy=f"start its server with --packages {pair.package} {settings}",
+            ) from error
 
 
 def _delta_version(jvm: Any) -> str | None:  # noqa: ANN401 - py4j's view has no types

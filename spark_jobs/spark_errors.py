@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ingestd.model.errors import OperatorError, TransientError
@@ -34,7 +35,14 @@ def condition_of(error: Exception) -> str | None:
     """Return the name of Spark's error condition; None for an error without one."""
     ask = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)  # (3.5)
     found = ask() if callable(ask) else None
-    return None if found is None else str(found)
+    if found is not None:
+        return str(found)
+    named = _NAMED.match(str(error))  # all that Spark Connect 3.5 says
+    return None if named is None else named[1]
+
+
+_NAMED = re.compile(r"(?:\([\w.$]+\) )?\[([A-Z][A-Z0-9_.]+)\]")
+"""A condition at the beginning of an error's text, after its class in Java."""
 
 
 def _first_line(error: Exception) -> str:

@@ -21,7 +21,7 @@ import venv
 from pathlib import Path
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.accelerator.by_driver import VARIABLE
+from spark_jobs.accelerator.choice import VARIABLE
 from spark_jobs.pairs import NEWEST, PAIRS, Pair, installed, pairs_of
 from tests.matrix import NOTHING_FOUND, ROOT, Outcome, run_pytest, say
 

@@ -7,7 +7,6 @@ does the work.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ import numpy as np
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from ingestd.model.errors import ConfigError
 from spark_jobs.accelerator.class_tables import ClassTables
 from spark_jobs.accelerator.driver_commit import AppTransaction, streaming_update
 from spark_jobs.accelerator.driver_files import packed_vector, vector_store
@@ -24,8 +22,7 @@ from spark_jobs.accelerator.file_cache import MirrorFiles
 from spark_jobs.accelerator.newest_files import MOST_ENTRIES, NewestFiles
 from spark_jobs.accelerator.row_files import RowFiles
 from spark_jobs.accelerator.switch import Switch
-from spark_jobs.delta_log.acceleration import Accelerator, SparkAlone
-from spark_jobs.delta_log.tables import is_connect
+from spark_jobs.delta_log.acceleration import SparkAlone
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -35,20 +32,9 @@ if TYPE_CHECKING:
     from spark_jobs.delta_log.acceleration import MergeLimits, NewestRows, OutcomeMerge, RowWriter
     from spark_jobs.delta_log.tables import DeltaTables
 
-VARIABLE = "INGESTD_SPARK_ACCELERATOR"
-"""Environment variable: `off` has the effect of --no-accelerator."""
 
-
-def accelerator_of(session: SparkSession, *, is_wanted: bool = True) -> Accelerator:
-    """Return the accelerator of a session's jobs: `SparkAlone` if not wanted or not possible.
-
-    Raises ConfigError for another value of the environment variable than `on` and `off`.
-    """
-    chosen = os.environ.get(VARIABLE, "on")
-    if chosen not in {"on", "off"}:
-        raise ConfigError(f"{VARIABLE}: {chosen!r} is neither on nor off", remedy=f"{VARIABLE}=off")
-    if not is_wanted or chosen == "off" or is_connect(session):
-        return SparkAlone()
+def tried_out(session: SparkSession) -> DriverAccelerator:
+    """Return the accelerator of a session's jobs, off if the session's Delta lacks a class."""
     found = DriverAccelerator()
     try:
         _try_out(session)

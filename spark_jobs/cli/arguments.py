@@ -94,11 +94,30 @@ def _pattern(text: str) -> str:
 
 def lake_uri(arguments: argparse.Namespace) -> str:
     """Return the lake's URI for Spark. Raises ConfigError without --lake and --config."""
-    if arguments.lake is not None:
-        return spark_uri(arguments.lake)
+    return spark_uri(_given_lake(arguments))
+
+
+def _given_lake(arguments: argparse.Namespace) -> str:
+    given = getattr(arguments, "lake", None)
+    if given is not None:
+        return str(given)
     if arguments.config is None:
         raise ConfigError("--lake or --config is needed", remedy="name the lake: --lake URI")
-    return spark_uri(require_config(arguments).lake.uri)
+    return require_config(arguments).lake.uri
+
+
+def ensure_same_everywhere(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a lake or target whose path depends on where this process runs.
+
+    A Connect server, which reads and writes the tables, has another working folder, and mostly
+    another disk.
+    """
+    for name, uri in (("--lake", _given_lake(arguments)), ("--target", arguments.target)):
+        if "://" not in uri and not Path(uri).is_absolute():
+            raise ConfigError(
+                f"{name} {uri}: a relative path has no meaning on a Spark Connect server",
+                remedy=f"{name} {spark_uri(uri)}  # if the server has it; or an object store",
+            )
 
 
 def require_config(arguments: argparse.Namespace) -> Config:

@@ -13,6 +13,7 @@ from spark_jobs.cli.arguments import (
     add_accelerator,
     add_lake,
     add_tables,
+    ensure_same_everywhere,
     exit_code,
     job_parser,
     lake_uri,
@@ -20,7 +21,8 @@ from spark_jobs.cli.arguments import (
     print_error,
     spark_uri,
 )
-from spark_jobs.session import job_session, session_of_job
+from spark_jobs.delta_log.tables import is_connect
+from spark_jobs.session import job_session
 
 if TYPE_CHECKING:
     import argparse
@@ -79,15 +81,20 @@ def run_table_job(
     given = job_session(
         f"ingestd {name} {chosen.source}",
         remote=chosen.remote,
-        needs_driver=True,
+        needs_delta=True,
         settings=None if chosen.catalog is None else chosen.catalog.session_settings,
     )
-    from spark_jobs.accelerator.by_driver import accelerator_of  # noqa: PLC0415 - imports pyspark
+    if is_connect(given):
+        ensure_same_everywhere(chosen)
+    from spark_jobs.accelerator.choice import accelerator_of  # noqa: PLC0415 - imports pyspark
     from spark_jobs.catalog.table_names import names_in  # noqa: PLC0415
     from spark_jobs.engine.epoch_run import EpochRun  # noqa: PLC0415
     from spark_jobs.lake.source_lake import SourceLake  # noqa: PLC0415 - imports pyspark
+    from spark_jobs.own_session import session_of_job  # noqa: PLC0415
 
     with session_of_job(given) as session:
+        # settings and signatures belong to a session, and there may be but one
+        parallel = 1 if session is given else chosen.parallel
         job, settings = make()
         run = EpochRun(
             lake=SourceLake(
@@ -100,7 +107,7 @@ def run_table_job(
             log_name=log_name,
             job=job,
             patterns=chosen.tables,
-            parallel=chosen.parallel,
+            parallel=parallel,
             rebuild=set(chosen.rebuild),
             settings=settings,
             after_commit=after_commit,

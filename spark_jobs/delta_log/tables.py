@@ -6,6 +6,7 @@ asks Delta's own classes: a question costs milliseconds there, not a Spark job.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -89,3 +90,12 @@ class DeltaTables(Protocol):
 def is_connect(session: SparkSession) -> bool:
     """Return whether this is a Spark Connect session, which gives no access to the JVM."""
     return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
+"""Databricks sets it for each Python process of a cluster. Its Delta is not the open-source one."""
+
+
+def has_known_classes(session: SparkSession) -> bool:
+    """Return whether this process reaches the session's JVM, with open-source Delta in it."""
+    return not is_connect(session) and ON_DATABRICKS not in os.environ

@@ -113,7 +113,8 @@ class EpochRun:
                 self._look()
                 next_look = max(next_look + interval_s, time.monotonic())
                 if once or stop.wait(next_look - time.monotonic()):
-                    return
+                    break
+        self._mover.close()
 
     def _open(self) -> None:
         """Find the target's newest cut, and the tables' positions in it."""

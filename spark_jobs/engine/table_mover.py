@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +18,7 @@ from ingestd.model.schema import TableId
 from spark_jobs.delta_log.commits import Signature
 from spark_jobs.delta_log.faults import SPARK_ERRORS
 from spark_jobs.lake.targets import table_path
-from spark_jobs.session import derived_session
+from spark_jobs.own_session import derived_session, release
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -190,6 +191,13 @@ class TableMover:
     rebuild: Collection[str]
     after_commit: Callable[[str], None]
     _sessions: threading.local = field(default_factory=threading.local, init=False)
+    _made: list[SparkSession] = field(default_factory=list, init=False)
+
+    def close(self) -> None:
+        """Release the threads' sessions, once no table moves any more."""
+        with suppress(*SPARK_ERRORS):
+            for session in self._made:
+                release(session)
 
     def has_reached(self, table: str, at: TablePosition) -> bool:
         """Return whether a table is as in a cut, or ahead; if not, only its own commits count."""
@@ -290,4 +298,6 @@ class TableMover:
         if session is None:
             session = derived_session(self.lake.session, self.settings)
             self._sessions.session = session
+            if session is not self.lake.session:
+                self._made.append(session)
         return session

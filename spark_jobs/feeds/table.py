@@ -16,7 +16,7 @@ from spark_jobs.delta_log.statements import add_columns, create, run, set_proper
 from spark_jobs.feeds.feed_rows import DELETED, FEED_COLUMNS, OPERATION, SEQUENCE
 from spark_jobs.histories.shape import UNCHANGED, HistoryShape
 from spark_jobs.histories.version_columns import no_end
-from spark_jobs.lake.columns import RAW, RAW_TYPE, col, needs_column_mapping
+from spark_jobs.lake.columns import RAW, RAW_TYPE, col, needs_column_mapping, with_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +100,7 @@ class FeedTable:
         lacking = {
             n: f.lit(None).cast(kind) for n, kind in shape.types.items() if n not in rows.columns
         }
-        rows = rows.withColumns(lacking) if lacking else rows
+        rows = with_columns(rows, lacking)
         rows = rows.select("*", *shape.named_parts())
         if keys is not None:
             same = f.expr("true")

@@ -8,10 +8,11 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
 
 from ingestd.model.changes import OF_BEFORE
+from spark_jobs.delta_log.tables import is_connect
 from spark_jobs.histories.shape import UNCHANGED, HistoryShape
 from spark_jobs.histories.version_columns import kept_raw
 from spark_jobs.histories.window import BEFORE, Window, old_columns
-from spark_jobs.lake.columns import RAW, col
+from spark_jobs.lake.columns import RAW, col, with_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,8 +28,9 @@ def filled(events: DataFrame, window: Window, shape: HistoryShape) -> DataFrame:
     """
     names = window.unsent
     fields = old_columns(events)
-    events = events.withColumns(
-        {_known(i): _sent(n, shape, is_in_before=n in fields) for i, n in enumerate(names)}
+    events = with_columns(
+        events,
+        {_known(i): _sent(n, shape, is_in_before=n in fields) for i, n in enumerate(names)},
     )
     filled_events = _fill_forward(events, shape, names)
     if window.moves_unsent:
@@ -88,8 +90,9 @@ def _fill_forward(events: DataFrame, shape: HistoryShape, names: tuple[str, ...]
         .orderBy(*_POSITION)
         .rowsBetween(Over.unboundedPreceding, Over.currentRow)
     )
-    return events.withColumns(
-        {_known(i): f.last(_known(i), ignorenulls=True).over(over) for i in range(len(names))}
+    return with_columns(
+        events,
+        {_known(i): f.last(_known(i), ignorenulls=True).over(over) for i in range(len(names))},
     )
 
 
@@ -107,7 +110,7 @@ def _through_keys(events: DataFrame, shape: HistoryShape, window: Window) -> Dat
         known = _joined(events, old_rows, len(names))
         if window.moves_unsent == 1:
             break
-        old_rows = old_rows.localCheckpoint(eager=False)
+        old_rows = _kept(old_rows)
         known = _joined(events, old_rows, len(names))
         found = old_rows.agg(
             *(f.count_if(f.col(f"_cdc_old{i}")["known"]).alias(str(i)) for i in range(len(names)))
@@ -117,6 +120,14 @@ def _through_keys(events: DataFrame, shape: HistoryShape, window: Window) -> Dat
             break
         before = sum(found)
     return _fill_forward(known, shape, names)
+
+
+def _kept(rows: DataFrame) -> DataFrame:
+    """Return the rows without their plan, which grows; as they are on Spark Connect.
+
+    (There, Spark 4 makes them rows of the first session, not of the job's, and 3.5 has no call.)
+    """
+    return rows if is_connect(rows.sparkSession) else rows.localCheckpoint(eager=False)
 
 
 def _joined(events: DataFrame, old_rows: DataFrame, count: int) -> DataFrame:

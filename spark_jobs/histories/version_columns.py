@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from ingestd.model.changes import OF_BEFORE, UPDATE
 from spark_jobs.histories.shape import ADDED, UNCHANGED, HistoryShape
-from spark_jobs.lake.columns import RAW, RAW_TYPE, col
+from spark_jobs.lake.columns import RAW, RAW_TYPE, col, with_columns
 from spark_jobs.lake.missing_values import missing_value
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _split_at(versions: DataFrame, lsn: int, shape: HistoryShape) -> DataFrame:
     }
     changed = {n: f.when(is_second, value).otherwise(col(n)) for n, value in second.items()}
     changed["_cdc_to"] = f.when(~is_second, here).otherwise(f.col("_cdc_to"))
-    return versions.withColumns(changed).drop("_cdc_is_second")
+    return with_columns(versions, changed).drop("_cdc_is_second")
 
 
 def as_history(shape: HistoryShape, prefix: str) -> list[Column]:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 
 from ingestd.model.errors import OperatorError
 from ingestd.model.lsn import Lsn
-from spark_jobs.accelerator.by_driver import accelerator_of
+from spark_jobs.accelerator.choice import accelerator_of
 from spark_jobs.cli.arguments import spark_uri
 from spark_jobs.engine.cuts import find_cut
 from spark_jobs.histories.shape import ADDED, UNCHANGED

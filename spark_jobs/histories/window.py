@@ -22,6 +22,7 @@ from spark_jobs.histories.shape import (
     literal_position,
     position,
 )
+from spark_jobs.lake.columns import with_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -205,7 +206,7 @@ def raw_rows(
     lacking = {
         n: f.lit(None).cast(kind) for n, kind in shape.types.items() if n not in rows.columns
     }
-    rows = rows.withColumns(lacking) if lacking else rows
+    rows = with_columns(rows, lacking)
     keyed = with_keys(rows, shape.key)
     if keyed is rows:
         return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
@@ -31,6 +31,11 @@ def col(name: str, of: str | None = None) -> Column:
 def named(name: str, of: str | None = None) -> str:
     """Return the same as `col`, as SQL."""
     return quoted(name) if of is None else f"{of}.{quoted(name)}"
+
+
+def with_columns(rows: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    """Return the rows with these columns, which may be none (Spark Connect takes at least one)."""
+    return rows.withColumns(dict(columns)) if columns else rows
 
 
 def may_be_raw(column: LakeColumn) -> bool:

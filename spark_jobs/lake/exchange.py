@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import TimestampType
 
 from spark_jobs.delta_log.statements import quoted
+from spark_jobs.lake.columns import with_columns
 from spark_jobs.lake.types import arrow_schema, row_type
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def to_rows(rows: DataFrame) -> list[dict[str, Any]]:
     (`collect` gives naive times of this process's zone: ambiguous when its clock goes back.)
     """
     times = [e.name for e in rows.schema.fields if isinstance(e.dataType, TimestampType)]
-    exact = rows.withColumns({name: f.unix_micros(quoted(name)) for name in times})
+    exact = with_columns(rows, {name: f.unix_micros(quoted(name)) for name in times})
     found = [row.asDict(recursive=True) for row in exact.collect()]
     for row in found:
         for name in times:

@@ -44,6 +44,7 @@ from spark_jobs.lake.columns import (
     named,
     needs_column_mapping,
     same_key,
+    with_columns,
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
@@ -229,7 +230,7 @@ class MirrorTable:
         columns = outcomes.columns
         new = {name: named(name, "s") for name in _names(columns)}
         unsent = {name: f"_cdc_keeps{n}" for n, name in enumerate(outcomes.unsent) if name in new}
-        rows = outcomes.rows.withColumns({mark: _is_kept(name) for name, mark in unsent.items()})
+        rows = with_columns(outcomes.rows, {m: _is_kept(name) for name, m in unsent.items()})
         clauses = []
         is_later = later("s", "t")
         if self.soft_deletes:

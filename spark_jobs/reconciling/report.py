@@ -15,6 +15,7 @@ from ingestd.model.errors import IngestdError, TableChangedError
 from ingestd.model.lsn import Lsn
 from spark_jobs.catalog.table_names import names_in
 from spark_jobs.cli.arguments import EXIT_DONE, EXIT_OPERATOR, EXIT_TRANSIENT, exit_code
+from spark_jobs.lake.columns import with_columns
 from spark_jobs.reconciling.differences import DIFFERENT, EXTRA, MISSING
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def append_differences(uri: str, run: Reconciliation, table: str, differences: D
         for name in ("source_values", "mirror_values")
         if name not in differences.columns
     }
-    rows = differences.withColumns({**{k: f.lit(v) for k, v in head.items()}, **values})
+    rows = with_columns(differences, {**{k: f.lit(v) for k, v in head.items()}, **values})
     names = [part.strip().split(" ")[0] for part in _split(_DIFFERENCES_SCHEMA)]
     rows = rows.withColumn("count", f.col("count").cast("long"))
     rows.select(*names).write.format("delta").mode("append").save(f"{uri}/differences")

@@ -18,6 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from ingestd.model.changes import OF_BEFORE
+from spark_jobs.lake.columns import with_columns
 from spark_jobs.reconciling.key_lineage import KeyHashes, KeyMove, Position, lineages
 from spark_jobs.reconciling.row_hashes import (
     RAW,
@@ -178,7 +179,7 @@ def _with_keys(changes: DataFrame, comparison: ComparedTable) -> DataFrame:
     old = key_hashes([_old(changes, name, kind) for name, kind in keys])
     has_old = (f.col("_cdc_op") == "u") & f.col("_cdc_before").isNotNull()
     hashes = (*new, *(f.when(has_old, one) for one in old))
-    return changes.withColumns(dict(zip(_KEYS, hashes, strict=True)))
+    return with_columns(changes, dict(zip(_KEYS, hashes, strict=True)))
 
 
 def _settled(
@@ -235,7 +236,7 @@ def _with_lineage(changes: DataFrame, moves: Sequence[KeyMove]) -> DataFrame:
     new1, new2 = f.col("_cdc_new1"), f.col("_cdc_new2")
     own = dict(zip(_ROW, (new1, new2, f.lit(0).cast("long"), f.lit(0).cast("long")), strict=True))
     if not moves:
-        return changes.withColumns(own)
+        return with_columns(changes, own)
     schema = StructType([StructField(f"_cdc_{name}", LongType()) for name in (*_SPAN, *_KNOWN)])
     rows = [
         (*one.key, *one.start, *(one.end or (None, None)), *one.first, *one.since)
@@ -249,11 +250,12 @@ def _with_lineage(changes: DataFrame, moves: Sequence[KeyMove]) -> DataFrame:
     is_within &= _position() >= start
     is_within &= f.col("_cdc_until_lsn").isNull() | (_position() < end)
     joined = changes.join(f.broadcast(known), is_within, "left")
-    return joined.withColumns(
+    return with_columns(
+        joined,
         {
             name: f.coalesce(f.col(found), default)
             for (name, default), found in zip(own.items(), renamed.values(), strict=True)
-        }
+        },
     )
 
 

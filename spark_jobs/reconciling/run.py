@@ -13,7 +13,7 @@ from ingestd.config import Config, included
 from ingestd.model.errors import ConfigError, did_you_mean_table
 from ingestd.model.schema import Table, TableId
 from ingestd.process.clock import utc_now
-from spark_jobs.accelerator.by_driver import accelerator_of
+from spark_jobs.accelerator.choice import accelerator_of
 from spark_jobs.cli.arguments import exit_code, print_error, spark_uri
 from spark_jobs.lake.lake_state import known_tables
 from spark_jobs.lake.source_lake import SourceLake

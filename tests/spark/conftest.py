@@ -32,6 +32,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = {
         **FEW_ROWS,
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        # of the server that `test_connect.py` starts
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
     }
     try:
         session = local_session("ingestd tests", settings=settings)

@@ -23,7 +23,7 @@ from spark_jobs.lake.exchange import to_rows
 from spark_jobs.lake.targets import HISTORIES, MIRRORS, table_path
 from spark_jobs.mirrors.job import MirrorJob
 from spark_jobs.mirrors.policy import MirrorPolicy
-from spark_jobs.session import VALUE_SETTINGS, derived_session
+from spark_jobs.own_session import VALUE_SETTINGS, derived_session
 from tests.harness.plain_delta import read_delta
 from tests.harness.raw_lake import RawLake
 

@@ -10,7 +10,8 @@ import pytest
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 
-from spark_jobs.accelerator.by_driver import DriverAccelerator, accelerator_of
+from spark_jobs.accelerator.by_driver import DriverAccelerator
+from spark_jobs.accelerator.choice import accelerator_of
 from spark_jobs.accelerator.jvm import java_class
 from spark_jobs.accelerator.row_files import RowFiles
 from spark_jobs.delta_log.acceleration import SparkAlone

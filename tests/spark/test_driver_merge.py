@@ -20,7 +20,8 @@ from structlog.testing import capture_logs
 from ingestd.model.errors import ConfigError
 from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
 from spark_jobs.accelerator import driver_files
-from spark_jobs.accelerator.by_driver import VARIABLE, DriverAccelerator, accelerator_of
+from spark_jobs.accelerator.by_driver import DriverAccelerator
+from spark_jobs.accelerator.choice import VARIABLE, accelerator_of
 from spark_jobs.accelerator.class_log import snapshot_of
 from spark_jobs.accelerator.driver_merge import DriverMerge
 from spark_jobs.accelerator.file_cache import MirrorFiles

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable as RustTable
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.accelerator.by_driver import accelerator_of
+from spark_jobs.accelerator.choice import accelerator_of
 from spark_jobs.engine.cuts import EpochCut
 from spark_jobs.engine.epoch_poll import EpochPoll
 from spark_jobs.epochs import latest

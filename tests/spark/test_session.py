@@ -61,7 +61,7 @@ def test_session_is_local_and_in_utc(spark: SparkSession) -> None:
 def test_the_session_that_runs_is_taken_as_it_is(spark: SparkSession) -> None:
     before = settings_of(spark)
     with ThreadPoolExecutor(1) as threads:  # another thread has no active session
-        taken = threads.submit(job_session, "ingestd test", needs_driver=True).result()
+        taken = threads.submit(job_session, "ingestd test", needs_delta=True).result()
     assert settings_of(taken) == settings_of(spark) == before
     assert taken.sparkContext is spark.sparkContext
     assert [row.id for row in taken.range(1).collect()] == [0]

@@ -92,7 +92,7 @@ EXCHANGE = {
     "source/table_read.py": {"mapInArrow"},  # the same
     "reconciling/report.py": {"createDataFrame"},  # of Python's own values
     "reconciling/roll_forward.py": {"createDataFrame"},  # the same
-    "session.py": {"createDataFrame"},  # of no rows
+    "own_session.py": {"createDataFrame"},  # of no rows
 }
 
 
@@ -111,3 +111,23 @@ def test_rows_are_exchanged_one_way() -> None:
         for path in modules("spark_jobs")
     }
     assert {name: calls for name, calls in found.items() if calls} == EXCHANGE
+
+
+def may_add_none(source: str) -> list[int]:
+    """Return the lines where `withColumns` is given what may be empty: no key is written out."""
+    return [
+        node.lineno
+        for node in nodes(source)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "withColumns"
+        and not (isinstance(node.args[0], ast.Dict) and any(node.args[0].keys))
+    ]
+
+
+def test_columns_that_may_be_none_are_added_one_way() -> None:
+    """Spark Connect takes at least one: `lake.columns.with_columns` adds none, too."""
+    assert may_add_none("rows.withColumns({n: x for n in names})") == [1]
+    assert may_add_none("rows.withColumns({**some, 'a': x})") == []
+    found = {name_of(path): may_add_none(text_of(path)) for path in modules("spark_jobs")}
+    assert [name for name, lines in found.items() if lines] == ["spark_jobs/lake/columns.py"]

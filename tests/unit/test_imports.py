@@ -69,6 +69,7 @@ LOOSE = {
         "feed",
         "history",
         "mirror",
+        "own_session",
         "pairs",
         "reconcile",
         "session",

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.model.errors import OperatorError
-from spark_jobs.cli.arguments import run_coroutine, run_job, run_until_stopped, spark_uri
+from ingestd.model.errors import ConfigError, OperatorError
+from spark_jobs.accelerator.choice import accelerator_of
+from spark_jobs.cli.arguments import (
+    ensure_same_everywhere,
+    run_coroutine,
+    run_job,
+    run_until_stopped,
+    spark_uri,
+)
+from spark_jobs.delta_log.acceleration import SparkAlone
 from spark_jobs.mirror import parser
-from spark_jobs.session import ensure_driver
+from spark_jobs.session import job_session, require_versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,19 +105,49 @@ def test_a_job_in_another_thread_handles_no_signals() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_job_that_writes_by_spark_refuses_databricks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class RemoteSession:
+    """As much of a Connect session as tells its version."""
+
+    __module__ = "pyspark.sql.connect.session"
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+
+def test_a_client_newer_than_its_server_is_refused() -> None:
+    server: Any = RemoteSession("3.5.7")
+    with pytest.raises(OperatorError, match=r"newer than(.|\n)*'pyspark\[connect\]==3\.5\.7'"):
+        require_versions(server, with_delta=False)
+
+
+@pytest.mark.parametrize(
+    ("remote", "said"),
+    [
+        ("local[2]", "local[2] is not the address of a Spark Connect server"),
+        ("sc://127.0.0.1:1/;token=hidden", "sc://127.0.0.1:1/ can't be used: it did not answer"),
+        ("sc://127.0.0.1:x", "sc://127.0.0.1:x can't be used"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_named(remote: str, said: str) -> None:
+    with pytest.raises(OperatorError) as error:
+        job_session("ingestd test", remote=remote, reach_s=0.5)
+    assert said in str(error.value)
+    assert "hidden" not in str(error.value)
+
+
+def test_on_databricks_spark_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Delta has other classes; so has a Connect server, which this process does not reach."""
+    classic: Any = SimpleNamespace()
+    remote: Any = RemoteSession("4.2.0")
+    assert isinstance(accelerator_of(remote), SparkAlone)
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
-    with pytest.raises(OperatorError, match="ingestd mirror can't run on Databricks"):
-        ensure_driver("ingestd mirror", None, None)
+    assert isinstance(accelerator_of(classic), SparkAlone)
 
 
-def test_a_job_of_the_driver_refuses_a_connect_session() -> None:
-    of_connect: Any = SimpleNamespace()
-    classic: Any = SimpleNamespace(_jvm=object())
-    for running, remote in ((of_connect, None), (None, "sc://localhost:15002")):
-        with pytest.raises(OperatorError, match=r"Connect server(.|\n)*standard access mode"):
-            ensure_driver("ingestd mirror", running, remote)
-    ensure_driver("ingestd mirror", classic, "sc://localhost:15002")  # the session that runs wins
-    ensure_driver("ingestd mirror", None, None)
+def test_a_relative_path_is_refused_on_a_server() -> None:
+    given = parser().parse_args([*GIVEN, "--lake", "/lake"])
+    with pytest.raises(ConfigError, match=r"--target m: a relative path has no meaning"):
+        ensure_same_everywhere(given)
+    for target in ("s3://lake/mirror", "/mirror", "file:///mirror"):
+        given.target = target
+        ensure_same_everywhere(given)

@@ -8,9 +8,9 @@ from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_
 
 pytestmark = READS_CODE
 PLACES = {
-    "set": {"spark_jobs/session.py", "spark_jobs/delta_log/commits.py"},
-    "unset": {"spark_jobs/session.py", "spark_jobs/delta_log/commits.py"},
-    "newSession": {"spark_jobs/session.py"},
+    "set": {"spark_jobs/own_session.py", "spark_jobs/delta_log/commits.py"},
+    "unset": {"spark_jobs/own_session.py", "spark_jobs/delta_log/commits.py"},
+    "newSession": {"spark_jobs/own_session.py"},
 }
 
 
