@@ -18,6 +18,7 @@ from ingestd.lake.fold.outcomes import DELETED, KEPT
 from spark_jobs.delta_log.acceleration import SparkAlone
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import (
+    CHECKPOINTS,
     TABLE_PROPERTIES,
     settings,
     signed,
@@ -47,6 +48,7 @@ from spark_jobs.lake.columns import (
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
+from spark_jobs.spark_errors import condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +66,8 @@ POSITION = ("_cdc_lsn", "_cdc_seq")
 _CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp", "string"})
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
+_CREATED_OTHERWISE = "DELTA_ALTER_TABLE_CLUSTER_BY_NOT_ALLOWED"
+"""Condition of the error of Delta 3.2 about a table that was created without clustering."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _INDEXED = 32
@@ -183,11 +187,18 @@ class MirrorTable:
     def _cluster(self, by: Sequence[str], signature: Signature) -> None:
         """Cluster by these columns, which a plain write undoes: one commit, or none.
 
-        (Delta ignores a writer's `clusterBy` unless the table is in a catalog.)
+        (Delta ignores a writer's `clusterBy` unless the table is in a catalog.) Delta 3.2 clusters
+        only tables that were created so: others stay as they are, and the commit changes nothing.
         """
-        if by:
-            with signed(self.session, signature, None):
+        if not by:
+            return
+        with signed(self.session, signature, None):
+            try:
                 run(self.session, cluster(self.path, by))
+            except AnalysisException as error:
+                if condition_of(error) != _CREATED_OTHERWISE:
+                    raise
+                run(self.session, set_properties(self.path, CHECKPOINTS))
 
     @contextmanager
     def _choosing(self, stats_columns: str) -> Iterator[None]:
