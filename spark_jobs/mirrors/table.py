@@ -161,6 +161,8 @@ class MirrorTable:
     ) -> None:
         """Replace the mirror's rows: a plain write, then a commit that clusters by key.
 
+        A mirror that does not exist is created first: Delta 3.2 clusters no others. (A mirror with
+        names that need column mapping can't be, and stays unclustered there.)
         With soft deletes the outcomes have the column DELETED_AT. Only the last commit is signed as
         the mirror's: a run that was killed before it is repeated.
         """
@@ -179,6 +181,8 @@ class MirrorTable:
         if needs_column_mapping(rows.columns):
             writer = writer.option("delta.columnMapping.mode", "name")
         clustering = _clustering(columns, key)
+        if clustering and not self.exists:
+            self.create(columns, key, signature)
         written = replace(signature, epoch=0, schema_version=0) if clustering else signature
         with self._choosing(stats_columns), signed(self.session, written, None):
             writer.save(self.path)
