@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,12 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from ingestd.testing.embedded.daemon import module_environment
 from ingestd.testing.embedded.orphans import Guard
 from ingestd.testing.embedded.waiting import await_until
 
 LIMIT_S = 600.0
 TERM_LIMIT_S = 60.0
+_ENVIRONMENT = {"PYSPARK_SUBMIT_ARGS": "--conf spark.network.timeout=1h pyspark-shell"}
+"""Spark gives up an executor from which it has not heard for 2 min, as of a suspended process."""
 
 
 class SparkProcess:
@@ -55,6 +60,7 @@ class SparkProcess:
     ) -> None:
         process = self._process
         if process is not None and process.poll() is None:
+            self.resume()
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(TERM_LIMIT_S)
@@ -62,6 +68,26 @@ class SparkProcess:
                 process.kill()
                 process.wait()
         self._forget()
+
+    def suspend(self) -> None:
+        """Stop it and its JVM until `resume`: another process is measured meanwhile."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it continue."""
+        self._signal_all(signal.SIGCONT)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds that it and its JVM have taken until now."""
+        if self._process is None:
+            return 0.0
+        own = psutil.Process(self._process.pid)
+        every = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+        return float(sum(each.user + each.system for each in every))
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, number)
 
     def await_commits(self, logs: Sequence[CommitLog]) -> float:
         """Wait for one more commit in each table; return the time (Unix) of the last one."""
@@ -83,7 +109,7 @@ class SparkProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, *more],
-                env=module_environment(),
+                env=module_environment() | _ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

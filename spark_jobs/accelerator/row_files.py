@@ -43,10 +43,11 @@ class RowFiles:
     _version: int | None = field(default=None, init=False)  # while the newest row is the caller's
     _newest: tuple[int, Action] | None = field(default=None, init=False)
 
-    def look(self) -> None:
+    def look(self) -> bool:
         """See `RowWriter`."""
         self._version = self._newest = None
         self._seen = self._by_classes(lambda: current_version(self.session, self.path))
+        return self._seen is not None
 
     def follow(self, epoch: int | None) -> None:
         """See `RowWriter`."""

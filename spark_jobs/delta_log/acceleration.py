@@ -49,8 +49,11 @@ class NewestRows(Protocol):
 class RowWriter(Protocol):
     """Adds rows to a table that has one row for each epoch."""
 
-    def look(self) -> None:
-        """Note the version of the table, before its newest row is read."""
+    def look(self) -> bool:
+        """Note the version of the table; return whether `follow` needs its newest row after that.
+
+        (To read it may be a Spark job.)
+        """
         ...
 
     def follow(self, epoch: int | None) -> None:
@@ -161,8 +164,8 @@ class _LeftToSpark:
         del app_id
         return None
 
-    def look(self) -> None:
-        pass
+    def look(self) -> bool:
+        return False
 
     def follow(self, epoch: int | None) -> None:
         del epoch

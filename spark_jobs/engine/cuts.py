@@ -156,11 +156,11 @@ class CutLog:
                 .option("txnVersion", str(epoch))
             )
         writer.save(self.path)
-        self._writer.look()
-        newest = newest_cut(self._session, self.path, self._name, self._accelerator)
-        if newest is not None and newest.epoch == epoch:
-            self._writer.follow(epoch)
-        # else another run is ahead: leave it to Spark to add no cut twice
+        if self._writer.look():
+            newest = newest_cut(self._session, self.path, self._name, self._accelerator)
+            if newest is not None and newest.epoch == epoch:
+                self._writer.follow(epoch)
+            # else another run is ahead: leave it to Spark to add no cut twice
 
 
 def _app_id(name: str) -> str:

@@ -18,6 +18,7 @@ from ingestd.lake.fold.outcomes import DELETED, KEPT
 from spark_jobs.delta_log.acceleration import SparkAlone
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import (
+    CHECKPOINTS,
     TABLE_PROPERTIES,
     settings,
     signed,
@@ -48,6 +49,7 @@ from spark_jobs.lake.columns import (
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
+from spark_jobs.spark_errors import condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +67,8 @@ POSITION = ("_cdc_lsn", "_cdc_seq")
 _CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp", "string"})
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
+_CREATED_OTHERWISE = "DELTA_ALTER_TABLE_CLUSTER_BY_NOT_ALLOWED"
+"""Condition of the error of Delta 3.2 about a table that was created without clustering."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _INDEXED = 32
@@ -158,6 +162,8 @@ class MirrorTable:
     ) -> None:
         """Replace the mirror's rows: a plain write, then a commit that clusters by key.
 
+        A mirror that does not exist is created first: Delta 3.2 clusters no others. (A mirror with
+        names that need column mapping can't be, and stays unclustered there.)
         With soft deletes the outcomes have the column DELETED_AT. Only the last commit is signed as
         the mirror's: a run that was killed before it is repeated.
         """
@@ -176,6 +182,8 @@ class MirrorTable:
         if needs_column_mapping(rows.columns):
             writer = writer.option("delta.columnMapping.mode", "name")
         clustering = _clustering(columns, key)
+        if clustering and not self.exists:
+            self.create(columns, key, signature)
         written = replace(signature, epoch=0, schema_version=0) if clustering else signature
         with self._choosing(stats_columns), signed(self.session, written, None):
             writer.save(self.path)
@@ -184,11 +192,18 @@ class MirrorTable:
     def _cluster(self, by: Sequence[str], signature: Signature) -> None:
         """Cluster by these columns, which a plain write undoes: one commit, or none.
 
-        (Delta ignores a writer's `clusterBy` unless the table is in a catalog.)
+        (Delta ignores a writer's `clusterBy` unless the table is in a catalog.) Delta 3.2 clusters
+        only tables that were created so: others stay as they are, and the commit changes nothing.
         """
-        if by:
-            with signed(self.session, signature, None):
+        if not by:
+            return
+        with signed(self.session, signature, None):
+            try:
                 run(self.session, cluster(self.path, by))
+            except AnalysisException as error:
+                if condition_of(error) != _CREATED_OTHERWISE:
+                    raise
+                run(self.session, set_properties(self.path, CHECKPOINTS))
 
     @contextmanager
     def _choosing(self, stats_columns: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -15,20 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, Table, TableId
-from spark_jobs import history, mirror
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.oracle.comparison import await_caught_up
+from spark_jobs import history, mirror, reconcile
 from spark_jobs.delta_log.commits import OF_A_COMMIT, settings
 from spark_jobs.lake.exchange import to_rows
 from spark_jobs.lake.targets import HISTORIES, MIRRORS, table_path
 from spark_jobs.mirrors.job import MirrorJob
 from spark_jobs.mirrors.policy import MirrorPolicy
 from spark_jobs.own_session import VALUE_SETTINGS, derived_session
+from tests.harness.config import wal_config
+from tests.harness.databases import Database, fresh_database
 from tests.harness.plain_delta import read_delta
+from tests.harness.plain_mirror import write_mirrors
 from tests.harness.raw_lake import RawLake
+from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 ZONE = "Australia/Lord_Howe"
 """Half an hour off in winter: 10:30 and 11:00. On 2026-04-05 its clock goes back at 2:00."""
@@ -208,6 +218,131 @@ def test_results_and_settings_stay_what_they_are(
         assert of(type(spark).active()) == before
     assert found == expected
     assert found[MIRRORS][-1][1] == found[HISTORIES][-1][1] == TWICE
+
+
+LIMIT_S = 90.0
+ORDERS_OF_SOURCE = (
+    'CREATE TABLE orders (id bigint PRIMARY KEY, "Note" text, at timestamptz, local timestamp,'
+    " day date, price numeric(30, 10), n float8, b bytea)"
+)
+ROWS_OF_SOURCE = """
+INSERT INTO orders SELECT i, 'nöte ' || i || ' ''\\n',
+  timestamptz '2026-04-04 15:00+00' + i * interval '30 minutes', '1500-03-01 12:00', '0001-01-01',
+  0.0000000001, '-0', '\\x00ff' FROM generate_series(0, 5) i"""
+MEANWHILE = (
+    "UPDATE orders SET at = at",
+    "INSERT INTO orders VALUES (50, 'x', '1500-03-01', '1500-03-01', '1500-03-01', 1, 'NaN', '')",
+    "DELETE FROM orders WHERE id = 50",
+)
+BY_HAND = (
+    ("id = 0", {"at": "at + interval '30 minutes'"}),
+    ("id = 1", {"day": "date '0001-01-03'", "local": "local + interval '1 hour'"}),
+    ("id = 2", {"price": "price + price", '"Note"': "'nöte'"}),
+    ("id = 3", {"n": "0.0", "b": "NULL"}),
+    ("id = 4", {"id": "40"}),
+)
+"""Condition and values of rows of the mirror."""
+DIFFERENCES = {
+    ("different", '{"id":"0"}'): {"at": "2026-04-04 15:30:00"},
+    ("different", '{"id":"1"}'): {"local": "1500-03-01 13:00:00", "day": "0001-01-03"},
+    ("different", '{"id":"2"}'): {"Note": "nöte", "price": "0.0000000002"},
+    ("different", '{"id":"3"}'): {"n": "0.0", "b": None},
+    ("extra", '{"id":"40"}'): None,
+    ("missing", '{"id":"4"}'): None,
+}
+"""Kind and key to the mirror's values of the columns that differ."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table and a daemon that captures it."""
+
+    database: Database
+    daemon: Daemon
+    lake: Path
+
+    def reconcile(self, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Compare a mirror that is ahead of the compared position and was changed by hand.
+
+        Return the report's rows without what differs from run to run.
+        """
+        target, report = folder / "mirror", folder / "report"
+        await_until(lambda: not self.positions(), LIMIT_S, "the end of the earlier comparison")
+        began = datetime.now(UTC)
+        given = ["--config", str(self.daemon.config_path), "--source", "shop", "--values"]
+        with ThreadPoolExecutor(1) as pool:
+            ahead = pool.submit(self.mirror_ahead, target)
+            assert reconcile.main([*given, "--target", str(target), "--report", str(report)]) == 1
+            ahead.result()
+        found = {name: newest_rows(report / name) for name in ("tables", "differences")}
+        for rows in found.values():
+            rows.sort(key=lambda one: str((one.get("kind"), one.get("key"))))
+            for one in rows:
+                assert began <= utc_of(one.pop("at")) <= datetime.now(UTC)
+                for name in ("run", "lsn", "epoch", "mirror_version"):
+                    one.pop(name, None)
+        return found
+
+    def positions(self) -> list[str | None]:
+        """Return the positions of temporary slots: comparisons have one. None: not known yet."""
+        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE temporary"
+        with self.database.connect() as connection:
+            return [row[0] for row in connection.execute(query)]
+
+    def mirror_ahead(self, target: Path) -> None:
+        """Once the compared position is known, make a mirror beyond it, and change that by hand."""
+        await_until(lambda: any(self.positions()), LIMIT_S, "the position of the comparison")
+        self.database.execute(*MEANWHILE)
+        with self.database.connect() as connection:
+            await_caught_up(connection, self.database.name, LIMIT_S)
+        write_mirrors(self.lake, "shop", target)
+        mirror = DeltaTable(table_path(str(target), "public.orders"))
+        for where, values in BY_HAND:
+            mirror.update(values, predicate=where)
+
+
+@pytest.fixture(scope="module")
+def source(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
+    folder = tmp_path_factory.mktemp("source")
+    with fresh_database(postgres) as database:
+        database.execute(ORDERS_OF_SOURCE, ROWS_OF_SOURCE)
+        extra = f'slot = "{database.name}"\npublication = "{database.name}"'
+        config = wal_config(lake=folder / "lake", dsn=database.dsn, source_extra=extra)
+        with Daemon(folder / "daemon", config) as daemon:
+            daemon.await_ready(LIMIT_S)
+            yield Source(database, daemon, folder / "lake")
+
+
+@pytest.fixture(scope="module")
+def compared(
+    spark: SparkSession, source: Source, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what a comparison reports under the tests' own settings."""
+    del spark
+    return source.reconcile(tmp_path_factory.mktemp("compared"))
+
+
+@pytest.mark.parametrize("changed", CASES)
+def test_a_comparison_and_settings_stay_what_they_are(
+    spark: SparkSession,
+    tmp_path: Path,
+    source: Source,
+    compared: dict[str, list[dict[str, Any]]],
+    changed: Mapping[str, str],
+) -> None:
+    """Neither rows that changed meanwhile nor those changed by hand are taken for the other."""
+    found = {(d["kind"], d["key"]): d["mirror_values"] for d in compared["differences"]}
+    assert found.keys() == DIFFERENCES.keys()
+    for each, values in DIFFERENCES.items():
+        assert values is None or dict(found[each]) == values
+    [table] = compared["tables"]
+    assert (table["state"], table["source_rows"], table["changes"]) == ("different", 6, 8)
+    with settings(spark, changed):
+        before = of(spark)
+        again = source.reconcile(tmp_path)
+        assert of(spark) == before
+        assert of(type(spark).active()) == before
+    assert again == compared
 
 
 @pytest.mark.spark_matrix
