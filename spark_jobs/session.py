@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.pairs import Pair, ensure_pair, pair_of, pairs_of
+from spark_jobs.pairs import Pair, ensure_pair, ensure_variant, installed, pair_of, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -154,6 +154,14 @@ def _settings_of(session: SparkSession) -> dict[str, str]:
     found = {row["key"]: row["value"] for row in session.sql("SET").collect()}
     hidden = [name for name, value in found.items() if "(redacted)" in value]  # secrets
     return found | {name: str(session.conf.get(name)) for name in hidden}
+
+
+def ensure_session_has_variant() -> None:
+    """Raise OperatorError if the Spark of the coming session has no VARIANT. Starts no JVM."""
+    running = running_session()
+    version = installed().spark if running is None else running.version
+    if version:  # else `job_session` reports it
+        ensure_variant(version)
 
 
 def running_session() -> SparkSession | None:
