@@ -254,7 +254,7 @@ def _levels(call: ast.Call, scope: ast.AST) -> set[str]:
         return {_attribute(call)}
     if not isinstance(call.func, ast.Name):
         return set()
-    if call.func.id == "Notice":  # logged by `Watch.noticed`
+    if call.func.id == "Notice":  # logged by `SourceTelemetry.noticed`
         return {"warning"}
     return {
         part.attr

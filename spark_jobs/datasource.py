@@ -71,15 +71,17 @@ class IngestdDataSource(DataSource):
         table has changed.
         """
         options = parse_options(self.options)
-        return spark_schema(self._found(options).table, options.columns, raw=options.raw)
+        return spark_schema(
+            self._find_source_table(options).table, options.columns, raw=options.raw
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of these columns. Raises IngestdError."""
         options = parse_options(self.options)
         kind = FilteredReader if options.pushdown and options.limit is None else SourceReader
-        return kind(PlannedRead(options, self._found(options), schema, self._load))
+        return kind(PlannedRead(options, self._find_source_table(options), schema, self._load))
 
-    def _found(self, options: SourceOptions) -> SourceTable:
+    def _find_source_table(self, options: SourceOptions) -> SourceTable:
         if self._source is None:
             self._source = asyncio.run(find_table(options))
         return self._source

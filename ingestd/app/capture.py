@@ -82,7 +82,7 @@ class Capture:
         self._accepted = frozenset(accepted)
         self._is_once = once
         self._stop = asyncio.Event()
-        self._found: asyncio.Queue[CapturedEpoch | IngestdError | None] = asyncio.Queue()
+        self._results: asyncio.Queue[CapturedEpoch | IngestdError | None] = asyncio.Queue()
         self._status = DaemonStatus(__version__, utc_now(), lake=self._config.lake.uri)
         self._task: asyncio.Task[None] | None = None
 
@@ -123,9 +123,9 @@ class Capture:
 
     async def __anext__(self) -> CapturedEpoch:
         """Return the next epoch. Raises IngestdError."""
-        found = await self._found.get()
+        found = await self._results.get()
         if found is None:
-            self._found.put_nowait(None)  # each later step ends, too
+            self._results.put_nowait(None)  # each later step ends, too
             raise StopAsyncIteration
         if isinstance(found, IngestdError):
             found.what = _REDACTOR.text(found.what)
@@ -147,17 +147,17 @@ class Capture:
             await self._supervisor.run(self._stop)
         except IngestdError as error:
             if not self._stop.is_set():
-                self._found.put_nowait(error)
+                self._results.put_nowait(error)
         finally:
-            self._found.put_nowait(None)
+            self._results.put_nowait(None)
 
     def _watch(self, telemetry: SourceTelemetry) -> None:
         telemetry.epoch_listeners.append(partial(self._committed, telemetry.source))
         if not self._is_once:
-            telemetry.fault_listeners.append(self._found.put_nowait)
+            telemetry.fault_listeners.append(self._results.put_nowait)
 
     def _committed(self, source: str, epoch: CommittedEpoch) -> None:
-        self._found.put_nowait(
+        self._results.put_nowait(
             CapturedEpoch(
                 source,
                 epoch.epoch,

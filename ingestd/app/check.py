@@ -112,9 +112,9 @@ def _answers(lines: Sequence[CheckLine]) -> bool:
     return not any(x.level == "fail" and x.subject in {"connection", "server"} for x in lines)
 
 
-def _merged(found: Sequence[CheckLine], rehearsed: Sequence[CheckLine]) -> list[CheckLine]:
+def _merged(lines: Sequence[CheckLine], rehearsed: Sequence[CheckLine]) -> list[CheckLine]:
     """Return both without duplicates; a table that a start refuses is not listed as captured."""
     refused = {line.subject for line in rehearsed if line.level == "fail"}
-    kept = [line for line in found if line.level == "fail" or line.subject not in refused]
+    kept = [line for line in lines if line.level == "fail" or line.subject not in refused]
     reported = {(line.detail, line.remedy) for line in kept}
     return kept + [line for line in rehearsed if (line.detail, line.remedy) not in reported]

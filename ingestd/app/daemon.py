@@ -16,7 +16,7 @@ import structlog
 
 from ingestd import __version__, failpoints
 from ingestd.app.build import SourceBuilder
-from ingestd.app.catalog_naming import CatalogNaming
+from ingestd.app.catalog_registration import CatalogRegistration
 from ingestd.app.factories import lake_of, load, require_source
 from ingestd.app.reload import ConfigReload
 from ingestd.config import Config
@@ -128,9 +128,9 @@ async def _run(
         watching = asyncio.create_task(StorageTelemetry(status, log).run(), name="storage")
         stack.callback(watching.cancel)
         if config.catalog is not None:
-            naming = CatalogNaming(config.catalog, lake, status, metrics, log)
-            cataloguing = asyncio.create_task(naming.run(), name="catalog")
-            stack.callback(cataloguing.cancel)
+            registration = CatalogRegistration(config.catalog, lake, status, metrics, log)
+            registering = asyncio.create_task(registration.run(), name="catalog")
+            stack.callback(registering.cancel)
         await supervisor.run(stop)
     log.info("daemon.stopped")
 

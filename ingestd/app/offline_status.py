@@ -84,22 +84,22 @@ async def _offline(
 
 
 async def _offline_references(
-    lake: LakeFactory, name: str, settings: SourceSettings, found: SourceStatus
+    lake: LakeFactory, name: str, settings: SourceSettings, status: SourceStatus
 ) -> None:
     for table, controls in settings.references().items():
         shown, kind = str(table), controls.reference
         try:
             state = await lake.reference_table(name, table, is_claimed=False).open()
         except TableError as error:
-            stopped = ReferenceStatus(shown, kind, TableState.STOPPED, found.since)
+            stopped = ReferenceStatus(shown, kind, TableState.STOPPED, status.since)
             stopped.reason, stopped.remedy = error.reason, error.remedy
-            found.references[shown] = stopped
+            status.references[shown] = stopped
             continue
         if state is None:
             continue
-        reference = ReferenceStatus(shown, kind, TableState.LIVE, found.since)
+        reference = ReferenceStatus(shown, kind, TableState.LIVE, status.since)
         reference.version, reference.rows = state.version, state.rows
         reference.epoch = state.position
-        found.references[shown] = reference
+        status.references[shown] = reference
         if kind in UNSTREAMED:
-            found.table(shown, TableState.LIVE, found.since)
+            status.table(shown, TableState.LIVE, status.since)

@@ -177,14 +177,14 @@ class ConfigReload:
         except ConfigError as error:
             return error
 
-    async def _apply(self, found: ConfigChanges) -> None:
+    async def _apply(self, changes: ConfigChanges) -> None:
         async with asyncio.TaskGroup() as group:
-            for name in found.changed:
-                group.create_task(self._replace(name, found.config))
-            for name in found.removed:
+            for name in changes.changed:
+                group.create_task(self._replace(name, changes.config))
+            for name in changes.removed:
                 group.create_task(self._remove(name))
-        for name in found.added:  # after the stops, which may free the same slot
-            self._begin(name, found.config)
+        for name in changes.added:  # after the stops, which may free the same slot
+            self._begin(name, changes.config)
 
     async def _replace(self, name: str, config: Config) -> None:
         await self.supervisor.stop_source(name)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ingestd.catalogs.http_session import uses_proxies
 from ingestd.catalogs.libraries import optional_client
 from ingestd.config import CatalogSettings
 from ingestd.model.catalog_table import CatalogTable
@@ -50,6 +51,7 @@ class GlueSchema:
             connect_timeout=settings.timeout,
             read_timeout=settings.timeout,
             retries={"total_max_attempts": 3, "mode": "standard"},
+            proxies=None if uses_proxies(settings.uri or "") else {},
         )
         with self._faults("client"):
             own = boto3.session.Session(region_name=settings.region)  # (the default one is shared)
@@ -129,13 +131,13 @@ class GlueSchema:
             remedy = "check the network and [catalog] uri"
             raise TransientError(what, reason="catalog", remedy=remedy) from error
 
-    def _meaning(self, call: str, found: dict[str, str]) -> IngestdError:
-        code = found.get("Code", "")
+    def _meaning(self, call: str, fault: dict[str, str]) -> IngestdError:
+        code = fault.get("Code", "")
         what = f"AWS Glue, {call} in {self.schema}: {code}"
         if code in _PASSING:
             return TransientError(what, reason="catalog")
         return OperatorError(
-            f"{what}: {found.get('Message', '')[:300]}",
+            f"{what}: {fault.get('Message', '')[:300]}",
             remedy="allow glue:GetDatabase, CreateDatabase, GetTable, CreateTable, UpdateTable and"
             f" DeleteTable on database {self.schema} and its tables",
         )

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from ingestd.catalogs.http_session import new_session
 from ingestd.catalogs.libraries import optional_client
 from ingestd.config import CatalogSettings
 from ingestd.model.catalog_table import CatalogColumn, CatalogTable
@@ -98,18 +99,21 @@ class UnitySchema:
         return f"{self.schema}.{name}"
 
     def _schemas(self) -> Any:  # noqa: ANN401 - the library is optional
-        return self._api.SchemasApi(self._connected())
+        return self._api.SchemasApi(self._client)
 
     def _tables(self) -> Any:  # noqa: ANN401
-        return self._api.TablesApi(self._connected())
+        return self._api.TablesApi(self._client)
 
-    def _connected(self) -> Any:  # noqa: ANN401
-        if self._client is None:  # inside the loop, which its connections belong to
-            configuration = self._api.Configuration(host=self._uri)
-            self._client = self._api.ApiClient(configuration)
-            if self._token is not None:
-                self._client.default_headers["Authorization"] = f"Bearer {self._token}"
-        return self._client
+    async def _connect(self) -> None:
+        """Build the client in the loop, which its connections belong to."""
+        if self._client is not None:
+            return
+        self._client = self._api.ApiClient(self._api.Configuration(host=self._uri))
+        if self._token is not None:
+            self._client.default_headers["Authorization"] = f"Bearer {self._token}"
+        transport = self._client.rest_client
+        await transport.pool_manager.close()
+        transport.pool_manager = new_session(self._uri)
 
     def _column(self, position: int, column: CatalogColumn) -> Any:  # noqa: ANN401
         text = column.sql_type
@@ -135,6 +139,7 @@ class UnitySchema:
         """Return the answer; None for 404, unless `absent` says what that means, and for 409."""
 
         async def answer() -> Any:  # noqa: ANN401
+            await self._connect()
             found: Awaitable[Any] = call()
             return await found
 
@@ -149,6 +154,12 @@ class UnitySchema:
                 f"Unity Catalog at {self._uri}: {type(error).__name__}",
                 reason="catalog",
                 remedy="check that the server runs, and [catalog] uri",
+            ) from error
+        except (ValueError, RecursionError) as error:  # their texts quote the answer
+            raise OperatorError(
+                f"Unity Catalog at {self._uri}: an answer that is none of its API's:"
+                f" {type(error).__name__}",
+                remedy="check [catalog] uri, which ends with /api/2.1/unity-catalog",
             ) from error
 
     def _meaning(self, error: Any, absent: str | None) -> IngestdError:  # noqa: ANN401

@@ -1,6 +1,6 @@
 """64-bit digests of rows: equal rows have equal digests, whichever way they were read.
 
-A row's digest is a sum over its columns, each salted with its position, so it can be assembled from
+A row's digest is a sum over its columns, each mixed with its position, so it can be assembled from
 parts found in different changes. A value that its column can't hold (`_cdc_raw`) counts as its
 text, which differs from every value of the column. The hashes are those of
 `ingestd.digests.value_hashes`.
@@ -17,6 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ingestd.digests.value_hashes import (
+    BLOCKS,
+    HashBlocks,
     Hashes,
     column_hashes,
     combined,
@@ -29,7 +31,7 @@ RAW = "_cdc_raw"
 NULL: np.uint64 = column_hashes(pa.nulls(1, pa.string()))[0]
 """The hash of a missing value."""
 _STEP, _MASK = 0xD1342543DE82EF95, (1 << 64) - 1
-_RAW_SALT = np.uint64(0x2545F4914F6CDD1D)
+_RAW_MARK = np.uint64(0x2545F4914F6CDD1D)
 
 Given = Callable[[str], "pa.Array | None"]
 """Returns the values of a lake column in some rows; None if it has no column of that name."""
@@ -170,20 +172,22 @@ def value_hashes(values: Sequence[ComparedValue], kind: pa.DataType) -> Hashes:
     found = column_hashes(pa.array(plain, kind))
     for row, value in enumerate(values):
         if isinstance(value, DigestedText):
-            found[row] = mixed(np.array([text_hash(value)]) ^ _RAW_SALT)[0]
+            found[row] = mixed(np.array([text_hash(value)]) ^ _RAW_MARK)[0]
     return found
 
 
 def _raw_hashes(texts: pa.Array) -> Hashes:
-    return mixed(column_hashes(texts) ^ _RAW_SALT)
+    return mixed(column_hashes(texts) ^ _RAW_MARK)
 
 
-def key_digests(columns: Iterable[tuple[Hashes, pa.DataType]], rows: int, salt: int = 0) -> Hashes:
-    """Combine the hashes of a key's columns. `salt`: theirs (`HashBlocks`)."""
-    return combined((with_one_zero(hashes, kind) for hashes, kind in columns), rows, salt)
+def key_digests(
+    columns: Iterable[tuple[Hashes, pa.DataType]], rows: int, blocks: HashBlocks = BLOCKS
+) -> Hashes:
+    """Combine the hashes of a key's columns. `blocks`: theirs."""
+    return combined((with_one_zero(hashes, kind) for hashes, kind in columns), rows, blocks)
 
 
-def salted(hashes: Hashes, number: int) -> Hashes:
+def column_part(hashes: Hashes, number: int) -> Hashes:
     """Return a column's part of the row digests. `number`: its position."""
     return mixed(hashes + np.uint64((number + 1) * _STEP & _MASK))
 
@@ -192,7 +196,7 @@ def row_digests(columns: Mapping[int, Hashes], rows: int) -> Hashes:
     """Sum the parts of the columns at these positions."""
     found = np.zeros(rows, np.uint64)
     for number, hashes in columns.items():
-        found += salted(hashes, number)
+        found += column_part(hashes, number)
     return found
 
 

@@ -68,15 +68,15 @@ def mixed(hashes: Hashes) -> Hashes:
 
 def row_hashes(columns: Sequence[pa.Array], rows: int, blocks: HashBlocks = BLOCKS) -> Hashes:
     """Hash each row of these columns, in their order."""
-    return combined((column_hashes(column, blocks) for column in columns), rows, blocks.salt)
+    return combined((column_hashes(column, blocks) for column in columns), rows, blocks)
 
 
-def combined(columns: Iterable[Hashes], rows: int, salt: int = 0) -> Hashes:
+def combined(columns: Iterable[Hashes], rows: int, blocks: HashBlocks = BLOCKS) -> Hashes:
     """Combine value hashes into row hashes. May modify the input.
 
-    Without a `salt`, one column keeps its hashes.
+    `blocks`: theirs. Without a salt, one column keeps its hashes.
     """
-    found: Hashes | None = np.full(rows, salt, np.uint64) if salt else None
+    found: Hashes | None = np.full(rows, blocks.salt, np.uint64) if blocks.salt else None
     for hashes in columns:
         found = hashes if found is None else mixed(found) ^ hashes
     return np.zeros(rows, np.uint64) if found is None else found

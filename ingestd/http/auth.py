@@ -16,6 +16,7 @@ only GET requests, for which browsers send no Origin, except for its own modules
 
 from __future__ import annotations
 
+import hmac
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ingestd.config.units import is_loopback
-from ingestd.http.command_token import OFF_REMEDY, is_given, why_off
+from ingestd.http.command_token import OFF_REMEDY, why_off
 from ingestd.http.page_files import PAGE_PATHS
 from ingestd.http.token_proof import PATH as PROOF_PATH
 from ingestd.model.check import CheckLine
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 OPEN_PATHS = frozenset({"/healthz"})
 _OTHER_PAGES = {"cross-site", "same-site"}
 """`Sec-Fetch-Site` of requests from pages of other origins (W3C, Fetch Metadata)."""
+
+_SCHEME = "bearer "
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,7 +66,7 @@ class Protection:
         is_page = request.path in PAGE_PATHS
         if self.token is not None:
             is_open = is_page or request.path == PROOF_PATH
-            return None if is_open or is_given(request, self.token) else _unauthorized()
+            return None if is_open or has_token(request, self.token) else _unauthorized()
         if not is_page and ("Origin" in request.headers or _is_of_other_page(request)):
             return _forbidden("requests from web pages are refused", "use a program such as curl")
         is_narrow = listening and all(map(is_loopback, listening))
@@ -76,6 +79,14 @@ class Protection:
 
 
 OPEN = Protection()
+
+
+def has_token(request: web.Request, token: str) -> bool:
+    """Return whether the Authorization header (RFC 6750) has the token; in constant time."""
+    header = request.headers.get("Authorization", "")
+    given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
+    # aiohttp keeps bytes that are not UTF-8 as lone surrogates
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 def protection_of(settings: HttpSettings) -> Protection:

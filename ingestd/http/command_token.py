@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import os
 import pwd
 import re
@@ -41,7 +40,6 @@ _OTHERS = 0o077
 _WRITTEN_BY_ANYBODY, _WRITTEN_BY_OTHERS = 0o002, 0o022
 _OWN_NAME = "ingestd"
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_SCHEME = "bearer "
 
 
 OFF_REMEDY = (
@@ -104,10 +102,6 @@ class CommandToken:
         """Return the token; None until it is written."""
         return self._token
 
-    def is_given(self, request: web.Request) -> bool:
-        """Return whether the request carries the token."""
-        return self._token is not None and is_given(request, self._token)
-
     @staticmethod
     def is_from_here(request: web.Request) -> bool:
         """Return whether the request comes from this machine and so did not cross a network."""
@@ -137,14 +131,6 @@ def why_off(environ: Mapping[str, str]) -> str | None:
 
 CONFIGURED = CommandToken(off=None)
 """Used if `[http] token` is set, which commands then need: no file is written."""
-
-
-def is_given(request: web.Request, token: str) -> bool:
-    """Return whether the Authorization header (RFC 6750) carries the token; in constant time."""
-    header = request.headers.get("Authorization", "")
-    given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
-    # aiohttp keeps bytes that are not UTF-8 as lone surrogates
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 def is_same_machine(peer: str, own: str) -> bool:

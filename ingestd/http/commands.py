@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
+from ingestd.http.auth import has_token
 from ingestd.http.command_token import OFF_REMEDY
 from ingestd.model.errors import IngestdError, TransientError
 from ingestd.model.printable_text import printable
@@ -156,7 +157,8 @@ async def _refuse_without_token(request: web.Request, token: CommandToken) -> No
             "without `token` in [http] commands are accepted from the daemon's own machine only",
             remedy="set `token` in [http] and restart the daemon",
         )
-    if not token.is_given(request):
+    value = token.value()
+    if value is None or not has_token(request, value):
         raise RefusedError(
             HTTPStatus.UNAUTHORIZED,
             f"commands need the token in {printable(str(token.path))}",

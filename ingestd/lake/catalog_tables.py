@@ -52,7 +52,7 @@ def list_for_catalog(store: Store, source: str) -> CatalogListing:
 class _Listing:
     def __init__(self, store: Store, source: str) -> None:
         self._store, self._source, self._layout = store, source, Layout(source)
-        self._found: list[CatalogTable] = []
+        self._tables: list[CatalogTable] = []
         self._faults: dict[str, IngestdError] = {}
 
     def read(self) -> CatalogListing:
@@ -77,7 +77,7 @@ class _Listing:
                     continue
                 comment = f"{what} of {table} of source {self._source}, from ingestd"
                 self._add(name, folder_of(table), comment, _COMMENTS, table, registry)
-        return CatalogListing(tuple(self._found), dropped, self._faults)
+        return CatalogListing(tuple(self._tables), dropped, self._faults)
 
     def _registry_rows(self) -> list[dict[str, Any]]:
         folder = self._layout.tables
@@ -120,7 +120,9 @@ class _Listing:
             for f in schema
         )
         properties = {"ingestd.source": self._source, **_properties(table, definition)}
-        self._found.append(CatalogTable(name, self._location(folder), comment, columns, properties))
+        self._tables.append(
+            CatalogTable(name, self._location(folder), comment, columns, properties)
+        )
 
     def _location(self, folder: str) -> str:
         uri = self._store.uri(folder)

@@ -9,17 +9,24 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
+from ingestd.lake.delta.types import arrow_type
+from ingestd.model.errors import FolderError
 from ingestd.model.lake_state import TableState
 from ingestd.model.recorded_progress import RecordedProgress
+from ingestd.model.schema import lake_type_name
+
+_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
 class LakeColumn:
     """A column of a raw table that receives the values of a source column.
 
-    `name` and `delta_type` are the lake's. `since_lsn`: rows below it have the text `missing` in
+    `name` and `delta_type` are the lake's; the latter is a type in SQL and nothing else, whatever
+    was recorded. `since_lsn`: rows below it have the text `missing` in
     the source (None: null), whatever is stored in the lake; 0 if no such rows exist. `since`: when
     that was recorded. `is_again`: the source had dropped a column with this name and re-created
     it. The column receives values from `from_lsn` on, up to `until_lsn` (None: still). `identity`:
@@ -100,10 +107,6 @@ class Registry:
     def tables(self) -> list[str]:
         """Every table that was ever recorded, sorted."""
         return sorted(self._events)
-
-    def newest_lsn(self) -> int:
-        """Return the highest position of any event; 0 without one."""
-        return max((e["at_lsn"] for events in self._events.values() for e in events), default=0)
 
     @property
     def dropped(self) -> list[str]:
@@ -196,7 +199,7 @@ def _column(
     return LakeColumn(
         name=column["name"],
         source_name=source_name(column),
-        delta_type=column["delta_type"],
+        delta_type=_type_in(column),
         pg_type=column["pg_type"],
         identity=bool(column["identity"]),
         key=bool(column.get("key")),
@@ -208,6 +211,24 @@ def _column(
         from_lsn=at_lsn if before is None else before.from_lsn,
         type_oid=column["type_oid"],
     )
+
+
+def _type_in(column: Mapping[str, Any]) -> str:
+    """Return a column's type. Raise FolderError for a text that is none: it becomes part of SQL."""
+    try:
+        return _type_name(column["delta_type"])
+    except (ValueError, TypeError, RecursionError) as error:
+        name, kind = str(column["name"])[:_SHOWN], str(column["delta_type"])[:_SHOWN]
+        raise FolderError(
+            f"`_tables` has the column {name!a} with {kind!a}, which is no type: another program"
+            " wrote it",
+            remedy="put the folder `_tables` of the source back from a copy",
+        ) from error
+
+
+@lru_cache(4096)
+def _type_name(text: str) -> str:
+    return lake_type_name(arrow_type(text))
 
 
 def _key_at(event: Mapping[str, Any]) -> tuple[str, ...]:

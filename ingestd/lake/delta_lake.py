@@ -184,10 +184,10 @@ class DeltaLake:
         damaged = self.raw_tables.damaged.items()
         return {table: error for table, error in damaged if table not in before}
 
-    async def adopt(self, origin: str) -> None:
+    async def adopt(self, server_id: str) -> None:
         """Record the server that the rows come from; create `_epochs` and `_tables`."""
         async with self._epochs_lock:
-            await self.jobs.run(self._epochs.adopt, origin)
+            await self.jobs.run(self._epochs.adopt, server_id)
         async with self._registry_lock:
             await self.jobs.run(self._registry.adopt)
         await self.jobs.run(note_source, self.store, self.layout.root)
@@ -407,7 +407,7 @@ class DeltaLake:
                 else self.raw_tables.with_lake_columns(entry)
                 for entry in self._registry.tables().values()
             },
-            origin=self._epochs.origin,
+            server_id=self._epochs.server_id,
             unlisted={t: UnlistedRows(r.first, r.reach, r.at) for t, r in unlisted.items()},
             missing=missing,
             damaged=dict(self.raw_tables.damaged),

@@ -37,8 +37,8 @@ one applies where files are uploaded in parts, and includes those."""
 
 
 @dataclass(slots=True)
-class _TablePart:
-    """A table's part of the epoch. `schema`: the schema that the raw table must have to hold it.
+class _FillingTable:
+    """A table with rows in the epoch. `schema`: the schema that the raw table must have to hold it.
 
     `resume`: the `TableBatch.resume` of its newest batch that has one, else None.
     """
@@ -59,7 +59,7 @@ class DeltaEpochWriter:
         self._lake = lake
         self._number = number
         self._previous = previous
-        self._parts: dict[TableId, _TablePart] = {}
+        self._entries: dict[TableId, _FillingTable] = {}
         self._taken: dict[TableId, int] = {}
         self._failed: list[TableError] = []
         self._unchecked_bytes = 0
@@ -80,7 +80,7 @@ class DeltaEpochWriter:
     @property
     def tables(self) -> frozenset[TableId]:
         """The tables that have rows in the epoch."""
-        return frozenset(self._parts)
+        return frozenset(self._entries)
 
     @property
     def is_over(self) -> bool:
@@ -98,16 +98,16 @@ class DeltaEpochWriter:
             return
         rows = with_epoch(rows, self._number)
         schema = raw.plan_schema_for(rows.schema)
-        part = self._parts.get(table)
-        if part is None:
-            part = self._parts[table] = _TablePart(
+        entry = self._entries.get(table)
+        if entry is None:
+            entry = self._entries[table] = _FillingTable(
                 raw, batch.table, schema, self._fragments(batch, raw)
             )
-        part.table, part.schema = batch.table, schema
+        entry.table, entry.schema = batch.table, schema
         if batch.resume is not None:
-            part.resume = batch.resume
+            entry.resume = batch.resume
         try:
-            self._unchecked_bytes += part.sink.add_rows(rows)
+            self._unchecked_bytes += entry.sink.add_rows(rows)
         except FolderError as error:
             raise self._lake.raw_tables.set_damaged(table, error) from error
         if self._unchecked_bytes > self._lake.buffer_bytes // _CHECKS:
@@ -119,10 +119,10 @@ class DeltaEpochWriter:
     async def discard(self, table: TableId) -> None:
         """Discard the table's rows of this epoch."""
         self._taken.pop(table, None)
-        part = self._parts.pop(table, None)
-        if part is not None:
+        entry = self._entries.pop(table, None)
+        if entry is not None:
             with contextlib.suppress(FolderError):  # files that no log names: VACUUM removes them
-                await part.sink.abort()
+                await entry.sink.abort()
 
     async def commit(
         self, summary: EpochSummary, stop: StoppedTables | None = None
@@ -160,9 +160,9 @@ class DeltaEpochWriter:
         if self.is_committing or self.is_over:
             return
         self._over.set()
-        parts, self._parts = list(self._parts.values()), {}
+        tables, self._entries = list(self._entries.values()), {}
         self._taken = {}
-        await _abort(parts)
+        await _abort(tables)
 
     # --- filling ----------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class DeltaEpochWriter:
         if self._waiting_bytes() <= self._lake.buffer_bytes:
             return
         while self._own_waiting_bytes() and self._waiting_bytes() > self._lake.buffer_bytes // 2:
-            largest = max(self._parts.values(), key=lambda part: part.sink.waiting_bytes)
+            largest = max(self._entries.values(), key=lambda entry: entry.sink.waiting_bytes)
             await self._lake.raw_tables.of_table(largest.raw.id, largest.sink.spill())
             await self._trim_if_due()
         await self._trim()
@@ -205,15 +205,15 @@ class DeltaEpochWriter:
         part_bytes = self._lake.store.part_bytes
         share = _MULTIPART if part_bytes else _FOOTERS
         limit_bytes = max(share * self._lake.buffer_bytes, 2 * part_bytes)
-        kept_bytes = sum(part.sink.open_bytes for part in self._parts.values())
+        kept_bytes = sum(entry.sink.open_bytes for entry in self._entries.values())
         if kept_bytes <= limit_bytes:
             return
         closing = []
-        for part in sorted(self._parts.values(), key=lambda part: -part.sink.open_bytes):
+        for entry in sorted(self._entries.values(), key=lambda entry: -entry.sink.open_bytes):
             if kept_bytes <= limit_bytes / 2:
                 break
-            kept_bytes -= part.sink.open_bytes
-            closing.append(self._lake.raw_tables.of_table(part.raw.id, part.sink.close_file()))
+            kept_bytes -= entry.sink.open_bytes
+            closing.append(self._lake.raw_tables.of_table(entry.raw.id, entry.sink.close_file()))
         await gather_fail_fast(closing)
 
     def _waiting_bytes(self) -> int:
@@ -223,41 +223,41 @@ class DeltaEpochWriter:
         return before + self._own_waiting_bytes()
 
     def _own_waiting_bytes(self) -> int:
-        return sum(part.sink.waiting_bytes for part in self._parts.values())
+        return sum(entry.sink.waiting_bytes for entry in self._entries.values())
 
     # --- committing -------------------------------------------------------------------------
 
-    async def _finish(self) -> list[tuple[_TablePart, Sequence[Fragment]]]:
-        parts = list(self._parts.values())
-        finished = await gather_fail_fast(self._unless_failed(p, p.sink.finish()) for p in parts)
-        found = zip(parts, finished, strict=True)
-        return [(part, files) for part, files in found if files is not None]
+    async def _finish(self) -> list[tuple[_FillingTable, Sequence[Fragment]]]:
+        tables = list(self._entries.values())
+        finished = await gather_fail_fast(self._unless_failed(e, e.sink.finish()) for e in tables)
+        found = zip(tables, finished, strict=True)
+        return [(entry, files) for entry, files in found if files is not None]
 
     async def _unless_failed(
-        self, part: _TablePart, work: Awaitable[T], *, commits: bool = False
+        self, entry: _FillingTable, work: Awaitable[T], *, commits: bool = False
     ) -> T | None:
         """Await the work; on a table's fault return None and record that the table must stop.
 
         `commits`: the files stay, as a commit that failed here may still arrive in the store.
         """
         try:
-            return await self._lake.raw_tables.of_table(part.raw.id, work)
+            return await self._lake.raw_tables.of_table(entry.raw.id, work)
         except TableError as error:
             self._failed.append(error)
-            self._parts.pop(part.raw.id, None)
-            self._taken.pop(part.raw.id, None)
+            self._entries.pop(entry.raw.id, None)
+            self._taken.pop(entry.raw.id, None)
             if not commits:
                 with contextlib.suppress(IngestdError):  # report the first fault
-                    await part.sink.abort()
+                    await entry.sink.abort()
             return None
 
-    async def _finish_or_remove(self) -> list[tuple[_TablePart, Sequence[Fragment]]]:
+    async def _finish_or_remove(self) -> list[tuple[_FillingTable, Sequence[Fragment]]]:
         """Finish the fragments; if that fails (a full disk) remove them all."""
         try:
             return await self._finish()
         except IngestdError:
             with contextlib.suppress(IngestdError):  # report the first fault
-                await _abort(self._parts.values())
+                await _abort(self._entries.values())
             raise
 
     async def _wait_for_previous(self) -> None:
@@ -272,17 +272,17 @@ class DeltaEpochWriter:
             )
 
     async def _commit_tables(
-        self, fragments: Sequence[tuple[_TablePart, Sequence[Fragment]]], summary: EpochSummary
+        self, fragments: Sequence[tuple[_FillingTable, Sequence[Fragment]]], summary: EpochSummary
     ) -> tuple[TableInEpoch, ...]:
         await self._make_tables()
         tables = await gather_fail_fast(
             self._unless_failed(
-                part,
-                self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn),
+                entry,
+                self._lake.jobs.run(self._commit_table, entry, files, summary.end_lsn),
                 commits=True,
             )
-            for part, files in fragments
-            if part.raw.id in self._parts
+            for entry, files in fragments
+            if entry.raw.id in self._entries
         )
         # A table that only records where its capture resumes has not changed.
         return tuple(table for table in tables if table is not None and table.rows)
@@ -293,22 +293,22 @@ class DeltaEpochWriter:
         A missing table can't be fenced. A writer that fences `_epochs` after this finds and fences
         the new tables; if it did so before, they stay empty (I5).
         """
-        new = [part for part in self._parts.values() if not part.raw.log.exists]
+        new = [entry for entry in self._entries.values() if not entry.raw.log.exists]
         if new:
             await gather_fail_fast(
                 self._unless_failed(
-                    part, self._lake.jobs.run(part.raw.make, part.table, part.schema)
+                    entry, self._lake.jobs.run(entry.raw.make, entry.table, entry.schema)
                 )
-                for part in new
+                for entry in new
             )
             await self._lake.ensure_not_fenced()
 
     def _commit_table(
-        self, part: _TablePart, fragments: Sequence[Fragment], end_lsn: Lsn
+        self, entry: _FillingTable, fragments: Sequence[Fragment], end_lsn: Lsn
     ) -> TableInEpoch:
-        self._lake.before_commit(str(part.raw.id))
-        version = part.raw.commit(part.table, part.schema, fragments, end_lsn, part.resume)
-        return TableInEpoch(part.raw.id, version, part.sink.rows)
+        self._lake.before_commit(str(entry.raw.id))
+        version = entry.raw.commit(entry.table, entry.schema, fragments, end_lsn, entry.resume)
+        return TableInEpoch(entry.raw.id, version, entry.sink.rows)
 
 
 async def _refuse_or_stop(errors: Sequence[TableError], stop: StoppedTables | None) -> None:
@@ -317,12 +317,12 @@ async def _refuse_or_stop(errors: Sequence[TableError], stop: StoppedTables | No
     await stop(errors)
 
 
-async def _abort(parts: Iterable[_TablePart]) -> None:
-    """Remove the files of all parts; at the end raise the first fault, if any."""
+async def _abort(tables: Iterable[_FillingTable]) -> None:
+    """Remove the files of these tables; at the end raise the first fault, if any."""
     fault: IngestdError | None = None
-    for part in parts:
+    for entry in tables:
         try:
-            await part.sink.abort()
+            await entry.sink.abort()
         except IngestdError as error:
             fault = fault or error
     if fault is not None:

@@ -18,7 +18,7 @@ from ingestd.model.errors import LakeLostError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TIMESTAMP
 
-ORIGIN = "ingestd.origin"
+SERVER_ID = "ingestd.origin"
 """Table property with the server's system identifier."""
 
 SCHEMA = pa.schema(
@@ -62,7 +62,7 @@ class EpochTable:
         self.last_epoch = 0
         self.end_lsn: Lsn | None = None
         self.position: Lsn | None = None
-        self.origin: str | None = None
+        self.server_id: str | None = None
         self.newest: dict[str, int] = {}
         """Newest listed version of each table, by "schema.table": as `load` found it in recent
         epochs."""
@@ -89,11 +89,11 @@ class EpochTable:
         return found
 
     def load(self, accept_torn: AcceptTorn | None = None) -> None:
-        """Read the last epoch, the position and the origin; `accept_torn`: see `TableLog.load`."""
+        """Read the last epoch, position and server id; `accept_torn`: see `TableLog.load`."""
         self._log.load(accept_torn)
         self.last_epoch, self.end_lsn, self.position = 0, None, None
         self.newest = {}
-        self.origin = self._log.configuration().get(ORIGIN)
+        self.server_id = self._log.configuration().get(SERVER_ID)
         if not self._log.exists:
             return
         self._log.ensure_fields(SCHEMA)
@@ -133,9 +133,9 @@ class EpochTable:
         found: list[dict[str, Any]] = rows.to_pylist()
         return found
 
-    def adopt(self, origin: str) -> None:
+    def adopt(self, server_id: str) -> None:
         """Create the table, and record the server that the rows come from."""
-        if self.origin == origin:
+        if self.server_id == server_id:
             return
         reach("sink.adopt.before", lost)
         if not self._log.exists:
@@ -148,8 +148,8 @@ class EpochTable:
                     },
                 )
             )
-        self._log.set_properties({ORIGIN: origin})
-        self.origin = origin
+        self._log.set_properties({SERVER_ID: server_id})
+        self.server_id = server_id
         reach("sink.adopt.after", lost)
 
     def append_epoch(self, epoch: CommittedEpoch) -> None:

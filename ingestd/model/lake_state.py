@@ -178,7 +178,7 @@ class LakeState:
     `epoch`: number of the last epoch, 0 if none. `position`: where streaming continues: the end_lsn
     of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
     empty lake. `watermarks`: per table, the position below which its raw table is complete, which
-    may be above `position` after a crash between two commits. `origin`: the server (its system
+    may be above `position` after a crash between two commits. `server_id`: the server (its system
     identifier) these rows come from. `unlisted`: per table, its rows beyond the last epoch.
     `missing`: tables that an epoch lists and whose raw table does not exist; `tables` has them as
     stopped. `damaged`: tables whose raw table can't be used, and why: only they stop (I8); they are
@@ -191,7 +191,7 @@ class LakeState:
     position: Lsn | None = None
     watermarks: Mapping[TableId, Lsn] = field(default_factory=dict)
     tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
-    origin: str | None = None
+    server_id: str | None = None
     unlisted: Mapping[TableId, UnlistedRows] = field(default_factory=dict)
     missing: frozenset[TableId] = frozenset()
     damaged: Mapping[TableId, TableError] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class LakeState:
     def has_nothing(self) -> bool:
         """True if the lake has nothing of the source: its server is recorded first of all."""
         has_rows = bool(self.watermarks or self.tables)
-        return self.origin is None and self.position is None and not has_rows
+        return self.server_id is None and self.position is None and not has_rows
 
     @property
     def floor(self) -> Lsn | None:

@@ -28,7 +28,7 @@ Of a connector's memory, which is that of one `kind`:
 Of the memory of `verify`:
 
 =======================  ======  =============================================================
-`VERIFIED_PART`          1/8     the rows of one part, of source and lake
+`VERIFIED_PARTITION`     1/8     the rows of one partition, of source and lake
 `VERIFIED_SPILL`         1/4     hashes that are not on disk yet, once for the source's rows
                                  and once for the changes
 `LINKED_CHANGES`         1/2     changes whose keys changed, which are folded together
@@ -51,7 +51,7 @@ POLLED = Fraction(1, 8)
 POLLED_KEYS = Fraction(3, 4)
 SNAPSHOT_PAGES = Fraction(1, 4)
 
-VERIFIED_PART = Fraction(1, 8)
+VERIFIED_PARTITION = Fraction(1, 8)
 VERIFIED_SPILL = Fraction(1, 4)
 LINKED_CHANGES = Fraction(1, 2)
 

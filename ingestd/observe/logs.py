@@ -154,10 +154,10 @@ def _log_thread(ended: threading.ExceptHookArgs) -> None:
         )
 
 
-def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
+def _log_unraisable(hook_args: sys.UnraisableHookArgs) -> None:
     """Log that an object's cleanup failed."""
     structlog.get_logger("ingestd").error(
-        "object.failed", what=type(found.object).__name__, exc_info=found.exc_value
+        "object.failed", what=type(hook_args.object).__name__, exc_info=hook_args.exc_value
     )
 
 

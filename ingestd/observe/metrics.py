@@ -98,7 +98,7 @@ class Metrics:
         self._progress = self._gauge("snapshot_progress_ratio", "Part of a table read.", "table")
         self._eta = self._gauge("snapshot_eta_seconds", "Time until a table is read.", "table")
         self._small = self._gauge("small_files", "Small files of a table.", "table")
-        self._uncatalogued = self._gauge("catalog_faults", "Faults of the last registration.")
+        self._catalog_faults = self._gauge("catalog_faults", "Faults of the last registration.")
 
     # --- positions ---
 
@@ -194,7 +194,7 @@ class Metrics:
 
     def catalog_faults(self, source: str, count: int) -> None:
         """Set how many faults the last registration of a source in the catalog had."""
-        self._uncatalogued.labels(source).set(count)
+        self._catalog_faults.labels(source).set(count)
 
     def source_state(self, source: str, state: SourceState) -> None:
         """Set a source's state: 1 for it, 0 for all others."""

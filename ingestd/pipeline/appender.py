@@ -15,8 +15,9 @@ from ingestd.model.row_checks import has_incomplete, incomplete_row
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.dedup_window import DedupWindow, RecentXids
 from ingestd.pipeline.filling_epoch import FillingEpoch
+from ingestd.pipeline.removed_tables import stopped
 from ingestd.pipeline.snapshot_queue import QueuedPage, QueuedSplitEnd, SnapshotWork
-from ingestd.pipeline.table_set import TableSet, stopped
+from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import Sink
 from ingestd.process.clock import utc_now

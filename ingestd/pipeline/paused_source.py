@@ -47,7 +47,7 @@ class Paused:
     async def _show_lake(self) -> None:
         sink = self._make_sink()
         try:
-            self._telemetry.found(await sink.open())
+            self._telemetry.lake_read_while_paused(await sink.open())
         finally:
             await sink.close()
 

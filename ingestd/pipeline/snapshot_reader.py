@@ -39,6 +39,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.dedup_window import DedupWindow
 from ingestd.pipeline.policy import SnapshotPolicy
+from ingestd.pipeline.removed_tables import stopped
 from ingestd.pipeline.snapshot_queue import (
     QueuedPage,
     QueuedSnapshotEnd,
@@ -46,7 +47,7 @@ from ingestd.pipeline.snapshot_queue import (
     SnapshotWork,
     StreamBarrier,
 )
-from ingestd.pipeline.table_set import TableSet, stopped
+from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.telemetry.slow_waits import warn_if_slow
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import (

@@ -118,7 +118,7 @@ class Startup:
         started = Started(judgement, table_set, appender)
         self._telemetry.discovered(judgement.committed, judgement.discovery)
         await self._record_lost(started)
-        await self._sink.adopt(judgement.discovery.origin)
+        await self._sink.adopt(judgement.discovery.server_id)
         await self._record_found(started)
         prepared = await self._prepare(judgement)
         table_set.apply_prepared(prepared)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NoReturn
 
-from ingestd.model.errors import OperatorError, TableError, did_you_mean_table
+from ingestd.model.errors import OperatorError, did_you_mean_table
 from ingestd.model.lake_state import (
     LakeState,
     RegisteredTable,
@@ -18,7 +18,8 @@ from ingestd.model.lake_state import (
 )
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.table_state import TrackedTable
+from ingestd.pipeline.removed_tables import removed
+from ingestd.pipeline.table_state import TrackedTable, differs
 from ingestd.ports import Discovery, Prepared
 
 
@@ -162,12 +163,12 @@ class TableSet:
         found = self._entries.values()
         return [e.table for e in found if e.is_queued and e.table.id not in self._postponed]
 
-    def apply_prepared(self, found: Prepared) -> None:
+    def apply_prepared(self, prepared: Prepared) -> None:
         """Apply the result of preparing the source."""
-        for name, fingerprint in found.fingerprints.items():
+        for name, fingerprint in prepared.fingerprints.items():
             entry = self._entries[name]
             entry.table = replace(entry.table, fingerprint=fingerprint)
-        self.postpone(found.locked)
+        self.postpone(prepared.locked)
 
     def postpone(self, names: Iterable[TableId]) -> None:
         """Postpone tables that the source can't send yet, until the next discovery."""
@@ -279,14 +280,13 @@ class TableSet:
         """Return whether the stream sent columns after the discovery: the next one has more."""
         if not entry.streamed.is_newer_than(self._discovery):
             return False
-        return self._differs(entry.table, self.known.get(entry.table.id))
+        return differs(entry.table, self.known.get(entry.table.id))
 
     def removal_events(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Return the events for tables that can't or need not be captured any more.
 
-        Only new ones: a refusal that `_tables` already has is not repeated. A drop is reported once
-        the stream has reached the discovery (`discovery_events`): until then, the table's last
-        changes may arrive.
+        A drop is reported once the stream has reached the discovery (`discovery_events`): until
+        then, the table's last changes may arrive.
         """
         found = self._removal_events(at, at_lsn)
         if at_lsn >= self._discovery.lsn:
@@ -294,24 +294,7 @@ class TableSet:
         return [event for event in found if event.state is not TableState.DROPPED]
 
     def _removal_events(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
-        events = []
-        for refused in self._discovery.refused:
-            known = self.known.get(refused.table.id)
-            event = stopped(refused.table, refused.error, at, at_lsn)
-            if known is not None and known.oid and not refused.table.oid:  # it existed once
-                dropped = Table(known.table, known.oid, ())
-                event = replace(event, table=dropped, state=TableState.DROPPED)
-            if known is None or (known.state, known.reason) != (event.state, event.reason):
-                events.append(event)
-        present = set(self._entries) | {r.table.id for r in self._discovery.refused}
-        for name, known in self.known.items():
-            if name not in present and known.state is not TableState.DROPPED:
-                dropped = Table(name, known.oid, ())
-                reason = "no longer in the source, or not matched by `tables`"
-                events.append(
-                    TableEvent(dropped, TableState.DROPPED, at, at_lsn, known.snapshot_lsn, reason)
-                )
-        return events
+        return removed(self._discovery, self.known, self._entries.keys(), at, at_lsn)
 
     def record_events(self, events: Sequence[TableEvent]) -> None:
         """Apply events that have been recorded in `_tables`."""
@@ -478,7 +461,7 @@ class TableSet:
         """Return whether a dropped table arrived with other columns than `_tables` has."""
         known = self.known.get(table.id)
         is_this = known is not None and known.oid == table.oid
-        return is_this and not self.has_successor(table) and self._differs(table, known)
+        return is_this and not self.has_successor(table) and differs(table, known)
 
     def note_incomplete(self, name: TableId, lsn: Lsn) -> bool:
         """Record a row that lacks values, if a read may void it; return False otherwise."""
@@ -492,42 +475,16 @@ class TableSet:
 
     def is_new_version(self, table: Table) -> bool:
         """Return whether the stream sent other columns than `_tables` has, of an existing table."""
-        if table.id not in self._entries:
-            return False
-        entry, known = self._entries[table.id], self.known.get(table.id)
-        streamed = entry.streamed
-        if streamed.version is table and streamed.compared is known:
-            return False
-        streamed.version = table
-        if self._differs(table, known):
-            return True
-        streamed.compared = known
-        return False
-
-    @staticmethod
-    def _differs(table: Table, known: RegisteredTable | None) -> bool:
-        if known is None or known.columns != registered_columns(table):
-            return True
-        return known.replica_identity != table.replica_identity
+        entry = self._entries.get(table.id)
+        return entry is not None and entry.streamed.is_new_version(table, self.known.get(table.id))
 
     def is_ambiguous(self, table: Table, first: Lsn, xid: int | None) -> bool:
-        """Return whether rows of one transaction, separated by DDL in it, could be confused.
-
-        A column with a default was added after the first of them: they have it in the source, but
-        `_tables` covers only the rows of earlier transactions. Or a column returned: what was
-        written in between lies under another name or type. Or names are in another order, and only
-        different columns can be. Then the table must be re-read.
-        """
+        """Return whether the table must be re-read: see `StreamedRelation.is_ambiguous`."""
         entry, known = self._entries[table.id], self.known.get(table.id)
         entry.streamed.relation_xact = first, xid
         if not self.resnapshot_rewritten or known is None:
             return False
-        before = {c.name for c in known.columns}
-        new = [c for c in table.columns if c.lake_name not in before]
-        returns = any(c.lake_name in known.lake_columns for c in new)
-        is_same_xact = entry.streamed.last_change == first
-        is_defaulted = is_same_xact and any(c.missing is not None for c in new)
-        if returns or is_defaulted or _in_another_order(table, known):
+        if entry.streamed.is_ambiguous(table, known, first):
             entry.miss("columns were added, returned or moved between rows that the stream sent")
             return True
         return False
@@ -616,16 +573,3 @@ class TableSet:
 def _definition(table: Table) -> tuple[object, ...]:
     """Return the properties whose change allows a stopped table to be retried."""
     return table.columns, table.replica_identity, table.key
-
-
-def _in_another_order(table: Table, known: RegisteredTable) -> bool:
-    """Return whether common columns are in another order: in the source no column moves."""
-    now, then = [c.name for c in table.columns], [c.source_name for c in known.columns]
-    both = {*now} & {*then}
-    return [name for name in now if name in both] != [name for name in then if name in both]
-
-
-def stopped(table: Table, error: TableError, at: datetime, at_lsn: Lsn) -> TableEvent:
-    """Return the event of a table that can't continue."""
-    state = TableState.STOPPED
-    return TableEvent(table, state, at, at_lsn, reason=error.reason, remedy=error.remedy)

@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from ingestd.model.lake_state import RegisteredTable, TableState
+from ingestd.model.lake_state import RegisteredTable, TableState, registered_columns
 from ingestd.model.lsn import Lsn
 from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import Table
@@ -132,6 +132,31 @@ class StreamedRelation:
         if lsn >= discovery.lsn or discovery.seen is None or xid is None:
             return lsn >= discovery.lsn
         return not discovery.seen.sees(np.array([xid]))[0]
+
+    def is_new_version(self, table: Table, known: RegisteredTable | None) -> bool:
+        """Record what the stream sent; return whether `_tables` has other columns (`known`)."""
+        if self.version is table and self.compared is known:
+            return False
+        self.version = table
+        if differs(table, known):
+            return True
+        self.compared = known
+        return False
+
+    def is_ambiguous(self, table: Table, known: RegisteredTable, first: Lsn) -> bool:
+        """Return whether rows of one transaction, separated by DDL in it, could be confused.
+
+        `first`: the commit position of the first row with the new columns. A column with a default
+        was added after other rows of its transaction: they have it in the source, but `_tables`
+        covers only the rows of earlier transactions. Or a column returned: what was written in
+        between lies under another name or type. Or names are in another order, and only different
+        columns can be.
+        """
+        before = {c.name for c in known.columns}
+        new = [c for c in table.columns if c.lake_name not in before]
+        returns = any(c.lake_name in known.lake_columns for c in new)
+        is_defaulted = self.last_change == first and any(c.missing is not None for c in new)
+        return returns or is_defaulted or _in_another_order(table, known)
 
 
 @dataclass(slots=True)
@@ -291,3 +316,17 @@ class TrackedTable:
         return RecordedProgress(
             snapshot.remainder, snapshot.has_marker_last, snapshot.is_requested
         ).to_text()
+
+
+def differs(table: Table, known: RegisteredTable | None) -> bool:
+    """Return whether `_tables` has other columns, or another replica identity, of a table."""
+    if known is None or known.columns != registered_columns(table):
+        return True
+    return known.replica_identity != table.replica_identity
+
+
+def _in_another_order(table: Table, known: RegisteredTable) -> bool:
+    """Return whether common columns are in another order: in the source no column moves."""
+    now, then = [c.name for c in table.columns], [c.source_name for c in known.columns]
+    both = {*now} & {*then}
+    return [name for name in now if name in both] != [name for name in then if name in both]

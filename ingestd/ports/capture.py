@@ -51,7 +51,7 @@ class Discovery:
     """The source's answer to what the config asks for.
 
     `tables`: the tables that can be captured. `refused`: the tables that can't, or that don't exist
-    (oid 0). `origin`: identifies the server and its history; LSNs are comparable only within it.
+    (oid 0). `server_id`: identifies the server and its history; LSNs are comparable only within it.
     `interrupted`: tables whose changes the source does not retain completely, now or for some time
     in the past, and why; if such a table was live, there is a gap. `rewritten`: known tables whose
     rows have values that no change reported, and why. `lsn`: the position at which all this holds;
@@ -64,7 +64,7 @@ class Discovery:
 
     tables: tuple[Table, ...]
     refused: tuple[Refused, ...]
-    origin: str
+    server_id: str
     interrupted: Mapping[TableId, str] = field(default_factory=dict)
     rewritten: Mapping[TableId, str] = field(default_factory=dict)
     lsn: Lsn = ZERO

@@ -188,7 +188,7 @@ class Sink(ChangeLog, Protocol):
         """
         ...
 
-    async def adopt(self, origin: str) -> None:
+    async def adopt(self, server_id: str) -> None:
         """Record the server these rows come from; creates `_epochs` and `_tables`. Idempotent."""
         ...
 

@@ -17,7 +17,7 @@ from ingestd.postgres.catalog.publication import find_publication, published
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import PostgresSettings, WalSettings
-from ingestd.postgres.wal.publication_sql import add_statement, create_statement
+from ingestd.postgres.wal.publication.statements import add_statement, create_statement
 from ingestd.postgres.wal.slots.slot import PLUGIN
 
 _FOR_CLIENTS = "NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS"

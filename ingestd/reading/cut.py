@@ -251,18 +251,18 @@ class SourceCut:
             f" {did_you_mean_table(table, known)}the lake has {shown or 'none'}"
         )
 
-    def _why_incomplete(self, found: Definition) -> str:
+    def _why_incomplete(self, definition: Definition) -> str:
         at = f"at epoch {self.epoch}"
-        if found.state is TableState.STOPPED:
-            return f"is stopped {at}: {found.reason}"
-        if found.state is TableState.DROPPED:
-            return f"is dropped {at}: {found.reason or 'the source no longer has it'}"
+        if definition.state is TableState.STOPPED:
+            return f"is stopped {at}: {definition.reason}"
+        if definition.state is TableState.DROPPED:
+            return f"is dropped {at}: {definition.reason or 'the source no longer has it'}"
         return f"is being read by the daemon {at}: the lake does not have all of its rows"
 
-    def _remedy(self, found: Definition) -> str:
-        if found.state is TableState.STOPPED:
+    def _remedy(self, definition: Definition) -> str:
+        if definition.state is TableState.STOPPED:
             return "`ingestd check` says what to do; or read it at an earlier epoch"
-        if found.state is TableState.DROPPED:
+        if definition.state is TableState.DROPPED:
             return "read it at an earlier epoch"
         return f"`ingestd status` shows its progress; then read it at an epoch above {self.epoch}"
 

@@ -144,7 +144,6 @@ _WRITERS: Mapping[str, Callable[[pa.Schema, IO[bytes]], AbstractContextManager[_
     "csv": _csv,
     "jsonl": _jsonl,
 }
-FORMS = tuple(_WRITERS)
 
 
 def _texts(batch: pa.RecordBatch) -> list[pa.Array]:

@@ -239,19 +239,19 @@ def _ensure_positions(rows: pa.Table) -> None:
         raise DamagedError(what)
 
 
-def _survey_rows(found: RawSurvey, rows: pa.Table) -> None:
-    found.rows += rows.num_rows
+def _survey_rows(survey: RawSurvey, rows: pa.Table) -> None:
+    survey.rows += rows.num_rows
     for op in pc.unique(rows["_cdc_op"]).to_pylist():
         own = rows.filter(pc.equal(rows["_cdc_op"], op))
         if op == SNAPSHOT:
-            found.read_at.update(pc.unique(own["_cdc_lsn"]).to_pylist())
+            survey.read_at.update(pc.unique(own["_cdc_lsn"]).to_pylist())
         elif op == TRUNCATE:
-            found.marker = max(found.marker, highest(own))
+            survey.marker = max(survey.marker, highest(own))
         else:
-            found.changed_to = max(found.changed_to, highest(own))
+            survey.changed_to = max(survey.changed_to, highest(own))
     unsent = rows["_cdc_unchanged"].drop_null()
     if len(unsent):
-        found.unsent.update(pc.unique(pc.list_flatten(unsent)).to_pylist())
+        survey.unsent.update(pc.unique(pc.list_flatten(unsent)).to_pylist())
 
 
 def changes_key(rows: pa.Table, key: Sequence[str]) -> pa.Array:

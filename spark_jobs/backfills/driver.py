@@ -116,14 +116,14 @@ class Backfill:
         for name in present:
             await self._clear_leftovers(name)
         if wanted:
-            await self._lake.adopt(first.origin)
+            await self._lake.adopt(first.server_id)
             read_to = await self._read_to(wanted, committed)
             prepared = await capture.prepare(first.tables, read_to=read_to)
             self._reached("prepared")
             discovery = await capture.discover(committed.tables)  # as the publication has it now
             tables, failed = self._begin(wanted, committed, discovery, prepared.locked)
             await self._reading.take_up(capture, committed, (first, discovery), tables)
-            await self._reading.read(capture, committed, discovery.origin, tables)
+            await self._reading.read(capture, committed, discovery.server_id, tables)
             failed += [table.error for table in tables if table.error is not None]
             tables = [table for table in tables if table.error is None]
             await self._load(capture, committed, tables)

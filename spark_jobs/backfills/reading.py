@@ -104,7 +104,7 @@ class BackfillReading:
             standing = BackfillStanding(
                 table=table.table.id,
                 committed=committed,
-                origin=discoveries[-1].origin,
+                origin=discoveries[-1].server_id,
                 changed=_changed(table.table.id, discoveries),
                 definition=definition_of(table.table),
                 confirmed=confirmed,

@@ -168,9 +168,9 @@ def _text_of(position: Lsn | None) -> str | None:
     return None if position is None else str(position)
 
 
-def _position_or_none(found: Recorded, name: str) -> Lsn | None:
-    _ensure(name in found.fields(), f'"{name}" is missing')
-    field = found.field(name)
+def _position_or_none(recorded: Recorded, name: str) -> Lsn | None:
+    _ensure(name in recorded.fields(), f'"{name}" is missing')
+    field = recorded.field(name)
     return None if field.is_null else field.position()
 
 
@@ -190,15 +190,15 @@ def _fragment_to_json(fragment: Fragment) -> dict[str, Any]:
     }
 
 
-def _fragment(found: Recorded) -> Fragment:
-    path = found.field("path").text()
+def _fragment(recorded: Recorded) -> Fragment:
+    path = recorded.field("path").text()
     _ensure(OWN_FILE.match(path), f"ingestd makes no file {path!a}")
     return Fragment(
         path,
-        found.field("size_bytes").integer(),
-        found.field("rows").integer(),
-        found.field("stats_json").text(),
-        found.field("modification_time_ms").integer(),
+        recorded.field("size_bytes").integer(),
+        recorded.field("rows").integer(),
+        recorded.field("stats_json").text(),
+        recorded.field("modification_time_ms").integer(),
     )
 
 

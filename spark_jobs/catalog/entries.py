@@ -92,7 +92,9 @@ class CatalogSchema:
                 return CatalogEntry("EXTERNAL", "delta", place)
             raise
         names = [row["col_name"] for row in rows]
-        details = rows[names.index(_DETAILS) + 1 :] if _DETAILS in names else []
+        # (a column may have that name; the details come last)
+        count = names[::-1].index(_DETAILS) if _DETAILS in names else 0
+        details = rows[len(rows) - count :]
         found = {row["col_name"]: row["data_type"] for row in reversed(details)}
         return CatalogEntry(
             found.get("Type", "table"), found.get("Provider", ""), found.get("Location", "")

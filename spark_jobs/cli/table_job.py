@@ -84,12 +84,12 @@ def run_table_job(
     )
     from spark_jobs.accelerator.by_driver import accelerator_of  # noqa: PLC0415 - imports pyspark
     from spark_jobs.catalog.table_names import names_in  # noqa: PLC0415
-    from spark_jobs.engine.epoch_stream import EpochStream  # noqa: PLC0415
+    from spark_jobs.engine.epoch_run import EpochRun  # noqa: PLC0415
     from spark_jobs.lake.source_lake import SourceLake  # noqa: PLC0415 - imports pyspark
 
     with session_of_job(given) as session:
         job, settings = make()
-        stream = EpochStream(
+        run = EpochRun(
             lake=SourceLake(
                 session,
                 lake,
@@ -107,12 +107,12 @@ def run_table_job(
             names=names_in(session, chosen.catalog, chosen.source, name),
             needs_key=needs_key,
         )
-        stream.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
-    for error in stream.stopped.values():
+        run.run(once=chosen.once, interval_s=chosen.interval, stop=stop or threading.Event())
+    for error in run.stopped.values():
         print_error(error)
-    fault = stream.names.fault
+    fault = run.names.fault
     if fault is not None:
         print_error(fault)
-    if stream.stopped:
+    if run.stopped:
         return EXIT_OPERATOR
     return EXIT_DONE if fault is None else exit_code(fault)

@@ -51,12 +51,12 @@ class EpochPoll:
         self._seen = state.mark
         return found
 
-    def _ensure_continues(self, last: EpochCut, found: list[Epoch]) -> None:
-        if not found:
+    def _ensure_continues(self, last: EpochCut, epochs: list[Epoch]) -> None:
+        if not epochs:
             raise self.lake.epoch_missing(last.epoch, "the lake ends before it")
-        if found[0].end_lsn != last.end_lsn:
+        if epochs[0].end_lsn != last.end_lsn:
             raise OperatorError(
-                f"{self.lake.epochs_path}: epoch {last.epoch} ends at {found[0].end_lsn}, and ended"
-                f" at {last.end_lsn} when it was applied; nothing was skipped",
+                f"{self.lake.epochs_path}: epoch {last.epoch} ends at {epochs[0].end_lsn}, and"
+                f" ended at {last.end_lsn} when it was applied; nothing was skipped",
                 remedy="restore `_epochs` to the version before, or start over in a new --target",
             )

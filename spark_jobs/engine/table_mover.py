@@ -96,14 +96,14 @@ class Owner:
         return TablePosition(version, own.signature.epoch, own.signature.schema_version)
 
     def _ensure_ours(
-        self, table: str, path: str, found: Signature, rebuild: Collection[str]
+        self, table: str, path: str, signature: Signature, rebuild: Collection[str]
     ) -> None:
         ours = (self.job, self.source, self.lake)
-        if (found.job, found.source, found.lake) != ours and table not in rebuild:
+        if (signature.job, signature.source, signature.lake) != ours and table not in rebuild:
             raise TableError(
                 TableId.parse(table),
-                f"{path} belongs to the {found.job} of source {found.source}, of this lake or"
-                " an earlier one",
+                f"{path} belongs to the {signature.job} of source {signature.source}, of this lake"
+                " or an earlier one",
                 remedy=f"give this {self.job} a separate --target, or --rebuild {table}",
             )
 
@@ -179,7 +179,7 @@ class TableMover:
     """Moves tables below `target` by a job, several of them in parallel.
 
     `settings`: of the sessions. `rebuild`: tables to re-create; the caller removes those that are
-    done. `after_commit`: as `EpochStream`'s.
+    done. `after_commit`: as `EpochRun`'s.
     """
 
     lake: SourceLake

@@ -54,7 +54,7 @@ _NEWEST = 1 << 62
 
 
 class FeedJob:
-    """The feed job, for `spark_jobs.engine.epoch_stream.EpochStream`. Tables must have a key."""
+    """The feed job, for `spark_jobs.engine.epoch_run.EpochRun`. Tables must have a key."""
 
     name = "feed"
 

@@ -98,10 +98,10 @@ def _chunks(values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 
 
 def _with_texts(
-    outcomes: pa.Table, folded: FoldedChanges, found: pa.Table, row_of: dict[FoldKey, int]
+    outcomes: pa.Table, folded: FoldedChanges, rows: pa.Table, row_of: dict[FoldKey, int]
 ) -> pa.Table:
     """Return the outcomes with the texts of kept values that their columns can't represent."""
-    raws = found[RAW].to_pylist()
+    raws = rows[RAW].to_pylist()
     texts = {
         (number, name): dict(raws[row_of[whose]] or ())[name]
         for number, name, whose in folded.kept_under_old_key

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HistoryJob:
-    """The history job, for `spark_jobs.engine.epoch_stream.EpochStream`.
+    """The history job, for `spark_jobs.engine.epoch_run.EpochRun`.
 
     `variant`: jsonb is stored as VARIANT.
     """

@@ -1,4 +1,4 @@
-"""Which way a mirror is changed: by sizes."""
+"""The sizes by which `job.py` chooses how a mirror is changed."""
 
 from __future__ import annotations
 

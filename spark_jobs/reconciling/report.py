@@ -134,14 +134,16 @@ def summary(run: Reconciliation, results: Sequence[TableResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def append_differences(uri: str, run: Reconciliation, table: str, found: DataFrame) -> None:
+def append_differences(uri: str, run: Reconciliation, table: str, differences: DataFrame) -> None:
     """Append a table's differences to `<uri>/differences`. Spark job."""
     head = _head(run, table)
     texts = f.lit(None).cast("map<string,string>")
     values = {
-        name: texts for name in ("source_values", "mirror_values") if name not in found.columns
+        name: texts
+        for name in ("source_values", "mirror_values")
+        if name not in differences.columns
     }
-    rows = found.withColumns({**{k: f.lit(v) for k, v in head.items()}, **values})
+    rows = differences.withColumns({**{k: f.lit(v) for k, v in head.items()}, **values})
     names = [part.strip().split(" ")[0] for part in _split(_DIFFERENCES_SCHEMA)]
     rows = rows.withColumn("count", f.col("count").cast("long"))
     rows.select(*names).write.format("delta").mode("append").save(f"{uri}/differences")

@@ -219,11 +219,11 @@ class TableComparison:
         finally:
             expected.close()
 
-    def _with_differences(self, result: TableResult, found: DataFrame) -> TableResult:
-        counts = {r[0]: r[1] for r in found.groupBy("kind").agg(f.sum("count")).collect()}
+    def _with_differences(self, result: TableResult, differences: DataFrame) -> TableResult:
+        counts = {r[0]: r[1] for r in differences.groupBy("kind").agg(f.sum("count")).collect()}
         if self._settings.report is not None:
-            append_differences(self._settings.report, self._run, result.table, found)
-        shown = found.orderBy("kind", "key", "row").limit(self._settings.shown)
+            append_differences(self._settings.report, self._run, result.table, differences)
+        shown = differences.orderBy("kind", "key", "row").limit(self._settings.shown)
         return replace(
             result,
             state=ReconcileState.DIFFERENT,

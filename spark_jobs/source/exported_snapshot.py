@@ -12,10 +12,11 @@ can't belong to the plan. It belongs to an execution:
   consistent point.
 - The table is split under that snapshot. So a plan that runs later sees the partitions, rewrites
   and growth since planning.
-- A task that reads holds a lease: its connection to the keeper. The snapshot ends when there was no
-  lease for `WHOLE_IDLE_S` and all partitions of the tables in use were read. Otherwise it ends
-  after `PARTLY_IDLE_S` (a query failed, or needed only some rows), and at the latest after the
-  option `snapshot_limit`.
+- A task that reads holds a lease: its connection to the keeper. Between two stages of a query there
+  may be none for a while: Spark sorts, builds a hash table, starts a worker. So the snapshot ends
+  when there was no lease for `IdlePolicy.idle_s`, and at the latest after the option
+  `snapshot_limit`. Many short queries must not take all connections of the source: while more than
+  `IdlePolicy.most` are held, one whose tables were all read ends after `IdlePolicy.crowded_s`.
 - A task that comes later (because its executor was lost) gets an error, never another snapshot.
 - The keeper ends with the JVM. If it is killed, the server sees its connections close. If its
   machine vanishes or freezes, the server ends the transaction after
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,10 +49,6 @@ from ingestd.postgres.snapshot.errors import read_error
 from spark_jobs.source.read_plan import ReadPlan, cut, ensure_described, export
 from spark_jobs.source.split_packing import Bins
 
-WHOLE_IDLE_S = 10.0
-"""After everything was read: a sort reads its input a second time, at once."""
-PARTLY_IDLE_S = 60.0
-"""With partitions left: their tasks may wait for cores that other tasks use."""
 HEARTBEAT_S = 15.0
 
 # pg_class as the snapshot sees it, compared with the function, which sees the present.
@@ -65,6 +62,15 @@ WITH RECURSIVE tree AS (
 SELECT count(*) FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid
  WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
 """
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePolicy:
+    """When a snapshot ends that no task reads: see the module's docstring."""
+
+    idle_s: float = 60.0
+    crowded_s: float = 10.0
+    most: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +90,17 @@ class _Begun:
 
 @dataclass(slots=True)
 class HeldSnapshot:
-    """A snapshot of one execution on one database. Call all methods from one event loop."""
+    """A snapshot of one execution on one database. Call all methods from one event loop.
+
+    `idle_s`: the option of that name; None: `policy` decides. `is_crowded`: returns whether more
+    snapshots are held than it allows.
+    """
 
     dsn: str
     idle_s: float | None
     limit_s: float
+    is_crowded: Callable[[], bool]
+    policy: IdlePolicy
     leases: int = 0
     _begun: dict[str, _Begun] = field(default_factory=dict)
     _connection: AsyncConnection[Any] | None = None
@@ -151,7 +163,7 @@ class HeldSnapshot:
                 left = until - loop.time()
                 if left <= 0:
                     return
-                await self._pause(min(left, HEARTBEAT_S))
+                await self._pause(min(left, HEARTBEAT_S, self.policy.crowded_s))
                 if self._changed.is_set():
                     self._changed.clear()
                     idle_from = loop.time()
@@ -173,7 +185,8 @@ class HeldSnapshot:
         if self.idle_s is not None:
             return self.idle_s
         is_all_read = self._begun and not any(begun.unread for begun in self._begun.values())
-        return WHOLE_IDLE_S if is_all_read else PARTLY_IDLE_S
+        is_short = is_all_read and self.is_crowded()
+        return self.policy.crowded_s if is_short else self.policy.idle_s
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -49,22 +49,22 @@ _NEGATED: Mapping[Operator, Operator] = {
 }
 
 
-def predicate_of(found: Filter, columns: Mapping[str, Column]) -> Predicate | None:
+def predicate_of(spark_filter: Filter, columns: Mapping[str, Column]) -> Predicate | None:
     """Return the predicate that Postgres applies exactly as Spark would; None: left to Spark.
 
     The filter is a top-level condition of a WHERE, so null counts as false. `columns`: by the
     lake's names.
     """
-    predicate = _translated(found, columns)
+    predicate = _translated(spark_filter, columns)
     if predicate is None:
         return None
     column = next(c for c in columns.values() if c.name == predicate.column)
     return None if condition(column, predicate) is None else predicate
 
 
-def _translated(found: Filter, columns: Mapping[str, Column]) -> Predicate | None:
-    is_negated = isinstance(found, Not)
-    inner = found.child if isinstance(found, Not) else found
+def _translated(spark_filter: Filter, columns: Mapping[str, Column]) -> Predicate | None:
+    is_negated = isinstance(spark_filter, Not)
+    inner = spark_filter.child if isinstance(spark_filter, Not) else spark_filter
     path: Sequence[str] = getattr(inner, "attribute", ())
     if len(path) != 1 or path[0] not in columns:
         return None

@@ -22,7 +22,7 @@ from uuid import uuid4
 import psycopg
 
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
-from spark_jobs.source.exported_snapshot import HeldSnapshot
+from spark_jobs.source.exported_snapshot import HeldSnapshot, IdlePolicy
 from spark_jobs.source.filtered_splits import FilteredLoads
 from spark_jobs.source.keeper_protocol import (
     GREETING_BYTES,
@@ -49,7 +49,8 @@ _WATCH_S = 1.0
 class SnapshotKeeper:
     """Plans, and the snapshots of their executions. Call all methods from one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: IdlePolicy | None = None) -> None:
+        self._policy = policy or IdlePolicy()
         self._plans: OrderedDict[str, tuple[ReadPlan, str, int]] = OrderedDict()
         self._held: dict[tuple[str, str], HeldSnapshot] = {}
         self._over: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -90,7 +91,9 @@ class SnapshotKeeper:
         self._filtered.executed(plan_id, plan, name)
         held = self._held.get((dsn, name))
         if held is None:
-            held = self._held[dsn, name] = HeldSnapshot(dsn, plan.idle_s, plan.limit_s)
+            held = self._held[dsn, name] = HeldSnapshot(
+                dsn, plan.idle_s, plan.limit_s, self._is_crowded, self._policy
+            )
             task = asyncio.create_task(self._hold(held, dsn, name))
             self._holding.add(task)
             task.add_done_callback(self._holding.discard)
@@ -106,6 +109,9 @@ class SnapshotKeeper:
         plan, _, _ = self._plans[plan_id]
         await held.ensure_unreplaced(plan)
         return {}
+
+    def _is_crowded(self) -> bool:
+        return len(self._held) > self._policy.most
 
     async def _hold(self, held: HeldSnapshot, dsn: str, name: str) -> None:
         try:

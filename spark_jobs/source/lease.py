@@ -93,10 +93,10 @@ class _LeaseConnection:
     def answer(self) -> dict[str, Any]:
         return self._ensure_signed(self._talk.heard(self._read_line(MAX_LINE_BYTES)))
 
-    def _ensure_signed(self, found: dict[str, Any] | None) -> dict[str, Any]:
-        if found is None:
+    def _ensure_signed(self, answer: dict[str, Any] | None) -> dict[str, Any]:
+        if answer is None:
             raise _unreachable(self._where, "the server there is not the keeper")
-        return found
+        return answer
 
     def _read_line(self, most_bytes: int) -> bytes:
         try:

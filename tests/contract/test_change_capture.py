@@ -130,12 +130,12 @@ def ids(change_sets: Sequence[ChangeSet], table: str | None = None) -> list[int]
     return [row["id"] for row in changes_of(change_sets, table)]
 
 
-def committed(tables: Sequence[Table], position: Lsn | None, origin: str | None) -> LakeState:
+def committed(tables: Sequence[Table], position: Lsn | None, server_id: str | None) -> LakeState:
     """A lake in which these tables are live."""
     registered = {
         t.id: RegisteredTable(t.id, t.oid, 1, TableState.LIVE, None, position) for t in tables
     }
-    return LakeState(1, position, {}, registered, origin)
+    return LakeState(1, position, {}, registered, server_id)
 
 
 async def assert_nothing_left(world: ChangeWorld) -> None:
@@ -168,7 +168,7 @@ async def test_discover_finds_the_tables_and_changes_nothing(world: ChangeWorld)
     assert [c.name for c in found.tables[0].columns] == ["id", "note"]
     assert found.tables[0].key == found.tables[0].identity == ("id",)
     assert not found.refused
-    assert found.origin
+    assert found.server_id
     again = await capture.discover({})
     assert again.lsn >= found.lsn  # the server writes of its own, when it prunes a catalog's pages
     assert replace(again, lsn=found.lsn) == found
@@ -184,12 +184,12 @@ async def test_continuity_tells_fresh_resumed_and_lost(stream_world: ChangeWorld
     await capture.prepare(found.tables)
     start = await world.confirmed()
     assert start is not None
-    lake = committed(found.tables, start, found.origin)
+    lake = committed(found.tables, start, found.server_id)
     before = await world.state()
     assert await capture.continuity(lake) == Resumed()
-    assert await capture.continuity(LakeState(position=start, origin=found.origin)) == Fresh()
-    assert await capture.continuity(LakeState(origin=found.origin)) == Fresh()
-    for older in (committed(found.tables, Lsn(start - 1), found.origin), LakeState()):
+    assert await capture.continuity(LakeState(position=start, server_id=found.server_id)) == Fresh()
+    assert await capture.continuity(LakeState(server_id=found.server_id)) == Fresh()
+    for older in (committed(found.tables, Lsn(start - 1), found.server_id), LakeState()):
         lost = await capture.continuity(older)
         assert isinstance(lost, LakeLost)
         assert lost.reason
@@ -208,8 +208,8 @@ async def test_no_position_is_above_the_servers_end(world: ChangeWorld) -> None:
     found = await capture.discover({})
     await capture.prepare(found.tables)
     before, state = await world.current(), await world.state()
-    for origin in (None, found.origin):
-        end = await capture.server_end(committed(found.tables, before, origin))
+    for server_id in (None, found.server_id):
+        end = await capture.server_end(committed(found.tables, before, server_id))
         assert before <= end.lsn <= await world.current() + (1 << 20)
         assert not end.in_recovery
     assert await world.state() == state
@@ -225,20 +225,22 @@ async def test_continuity_without_a_slot_goes_by_the_server(polled_world: Change
     await capture.prepare(found.tables)
     position, before = await world.current(), await world.state()
     for earlier in (position, Lsn(position - 1), Lsn(1)):
-        lake = committed(found.tables, earlier, found.origin)
+        lake = committed(found.tables, earlier, found.server_id)
         assert await capture.continuity(lake) == Resumed()
-    assert await capture.continuity(LakeState(position=position, origin=found.origin)) == Fresh()
-    system, timeline, kind = found.origin.split("/")
-    origins = {
+    assert (
+        await capture.continuity(LakeState(position=position, server_id=found.server_id)) == Fresh()
+    )
+    system, timeline, kind = found.server_id.split("/")
+    server_ids = {
         f"{int(system) + 1}/{timeline}/{kind}": "is not the one that",
         f"{system}/{timeline}": "another kind of capture",
         f"{system}/{int(timeline) + 1}/{kind}": "promoted or restored",
     }
-    for origin, reason in origins.items():
-        verdict = await capture.continuity(committed(found.tables, position, origin))
+    for server_id, reason in server_ids.items():
+        verdict = await capture.continuity(committed(found.tables, position, server_id))
         assert isinstance(verdict, Lost)
         assert reason in verdict.reason
-    ahead = committed(found.tables, Lsn(position + (1 << 30)), found.origin)
+    ahead = committed(found.tables, Lsn(position + (1 << 30)), found.server_id)
     verdict = await capture.continuity(ahead)
     assert isinstance(verdict, Lost)
     assert verdict.is_behind

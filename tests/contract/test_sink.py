@@ -164,7 +164,7 @@ def ids(lake: Lake, table: Table) -> list[int]:
 async def test_open_of_an_empty_lake_creates_nothing(lake: Lake) -> None:
     sink = lake.sink()
     committed = await sink.open()
-    assert (committed.epoch, committed.position, committed.origin) == (0, None, None)
+    assert (committed.epoch, committed.position, committed.server_id) == (0, None, None)
     assert not committed.watermarks
     assert committed.floor is None
     assert not lake.files()
@@ -175,10 +175,10 @@ async def test_open_of_an_empty_lake_creates_nothing(lake: Lake) -> None:
 async def test_adopt_is_idempotent_and_can_change(lake: Lake) -> None:
     sink = await opened(lake)
     await sink.adopt("system-1")
-    assert (await sink.open()).origin == "system-1"
+    assert (await sink.open()).server_id == "system-1"
     await sink.adopt("system-2")
     committed = await sink.open()
-    assert committed.origin == "system-2"
+    assert committed.server_id == "system-2"
     assert committed.position is None
 
 

@@ -19,7 +19,7 @@ from ingestd.postgres.wal.drain.drain import Drain, DrainPolicy
 from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
 from ingestd.postgres.wal.slots.advance import SlotAdvance
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
-from tests.harness.databases import lineage_of
+from tests.harness.databases import query_server_id
 from tests.harness.pausing import paused
 from tests.harness.shop_servers import LIMIT_S, SLOT, config, loss, shop_on, slot, stopped_for
 from tests.harness.standbys import (
@@ -220,7 +220,7 @@ async def test_lossless_a_promoted_standby_is_not_the_primary(
             shop.execute(f"SELECT pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())")
             await_copied(shop, standby)
             dsn = either(shop, standby)
-            lineage = await lineage_of(dsn)
+            queried_id = await query_server_id(dsn)
             standby.stop()
             shop.execute("INSERT INTO t SELECT generate_series(1, 5000)")
             lake = Lsn.parse(str(shop.value("SELECT pg_current_wal_flush_lsn()::text")))
@@ -234,7 +234,7 @@ async def test_lossless_a_promoted_standby_is_not_the_primary(
             policy = DrainPolicy(above_bytes=10_000)
             limits = StreamLimits(limit_bytes=1 << 20, status_interval_s=1.0)
             advance = SlotAdvance(dsn, SLOT, "s", step_bytes=1)
-            advance.lineage = lineage
+            advance.queried_id = queried_id
             try:
                 await advance.advance_to(lake)
                 with pytest.raises(TransientError, match="another server"):
@@ -242,10 +242,17 @@ async def test_lossless_a_promoted_standby_is_not_the_primary(
             finally:
                 await advance.close()
             with pytest.raises(TransientError, match="another server"):
-                await Drain.start(dsn, SLOT, SLOT, policy, 1 << 20, lineage=lineage)
+                await Drain.start(dsn, SLOT, SLOT, policy, 1 << 20, queried_id=queried_id)
             with pytest.raises(TransientError, match="another server"):
                 await open_stream(
-                    dsn, SLOT, SLOT, lake, lake, lineage=lineage, where="source s", limits=limits
+                    dsn,
+                    SLOT,
+                    SLOT,
+                    lake,
+                    lake,
+                    queried_id=queried_id,
+                    where="source s",
+                    limits=limits,
                 )
             assert slot(other, "confirmed_flush_lsn::text") == before
 

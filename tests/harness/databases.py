@@ -26,10 +26,10 @@ Connection = "psycopg.Connection[tuple[Any, ...]]"
 _LIMIT_S = 15
 
 
-async def lineage_of(dsn: str) -> str:
-    """Return the lineage by which connections recognize the same server (`refuse_other`)."""
+async def query_server_id(dsn: str) -> str:
+    """Return the id by which connections recognize the same server (`refuse_other`)."""
     async with await connect(dsn) as connection:
-        return (await inspect_server(connection, dsn)).lineage
+        return (await inspect_server(connection, dsn)).queried_id
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from ingestd.postgres.wal.slots.advance import SlotAdvance
 from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
 from ingestd.postgres.wal.spool import SpoolPolicy
 from tests.harness.compare import assert_change_log_is_sound, raw_rows
-from tests.harness.databases import lineage_of
+from tests.harness.databases import query_server_id
 from tests.harness.open_transactions import segmenting
 from tests.harness.waiting import await_until
 from tests.unit.pipeline.fixtures import watch
@@ -526,9 +526,9 @@ async def test_a_confirmation_while_a_stream_closes_waits_for_the_slot(database:
         f"CREATE PUBLICATION {name} FOR TABLE t",
         f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')",
     )
-    start, lineage = confirmed(database), await lineage_of(database.dsn)
+    start, queried_id = confirmed(database), await query_server_id(database.dsn)
     confirmation = SlotConfirmation(SlotAdvance(database.dsn, name, "shop", step_bytes=1))
-    confirmation.begin(start, lineage)
+    confirmation.begin(start, queried_id)
     opened: list[SlowlyClosing] = []
 
     async def open_slowly_closing(slot_at: Lsn) -> ReplicationStream:
@@ -538,7 +538,7 @@ async def test_a_confirmation_while_a_stream_closes_waits_for_the_slot(database:
             name,
             start,
             slot_at,
-            lineage=lineage,
+            queried_id=queried_id,
             where="source shop, stream",
             limits=StreamLimits(1 << 20),
         )
@@ -672,17 +672,17 @@ async def test_i1_the_slot_position_is_read_before_any_status_is_sent(database: 
     assert told == [None]
 
 
-async def test_each_connection_to_the_slot_checks_the_server_lineage(database: Database) -> None:
+async def test_each_connection_to_the_slot_checks_the_server(database: Database) -> None:
     """As the first one did, which read the slot's position: it may be another server by now."""
-    name, lineage = database.name, await lineage_of(database.dsn)
+    name, queried_id = database.name, await query_server_id(database.dsn)
     database.execute(
         f"CREATE PUBLICATION {name}",
         f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')",
     )
-    another, position = f"{lineage}1", confirmed(database)
+    another, position = f"{queried_id}1", confirmed(database)
     advance = SlotAdvance(database.dsn, name, "shop", step_bytes=1)
     advance.start_at(Lsn(position - 1))
-    advance.lineage = another
+    advance.queried_id = another
 
     async def move() -> None:
         await advance.advance_to(position)
@@ -690,17 +690,17 @@ async def test_each_connection_to_the_slot_checks_the_server_lineage(database: D
 
     limits, where = StreamLimits(1 << 20), "source shop, stream"
     async with await connect(database.dsn) as connection:
-        await refuse_other(connection, lineage)
+        await refuse_other(connection, queried_id)
         for attempt in (
             refuse_other(connection, another),
-            DrainSlot.open(database.dsn, name, name, lineage=another),
+            DrainSlot.open(database.dsn, name, name, queried_id=another),
             open_stream(
                 database.dsn,
                 name,
                 name,
                 position,
                 position,
-                lineage=another,
+                queried_id=another,
                 where=where,
                 limits=limits,
             ),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from ingestd.model.lsn import Lsn
+from ingestd.postgres.wal.drain.backlog_parts import cut
 from ingestd.postgres.wal.drain.drain import Drain, DrainPolicy, PartFailedError
-from ingestd.postgres.wal.drain.parts import cut
-from tests.harness.databases import lineage_of
+from tests.harness.databases import query_server_id
 from tests.harness.open_transactions import OpenWriters, meanings, segmenting
 
 if TYPE_CHECKING:
@@ -103,9 +103,11 @@ async def drained(database: Database, policy: DrainPolicy) -> Messages:
     begin, end = Lsn.parse(start), Lsn.parse(target)
     messages = Messages()
     messages.range = begin, end
-    lineage = await lineage_of(database.dsn)
+    queried_id = await query_server_id(database.dsn)
     name = database.name
-    backlog = await Drain.start(database.dsn, name, name, policy, end - begin, lineage=lineage)
+    backlog = await Drain.start(
+        database.dsn, name, name, policy, end - begin, queried_id=queried_id
+    )
     try:
         async for _ in backlog.change_sets(begin, end, cast("PgoutputDecoder", messages)):
             pass

@@ -12,7 +12,7 @@ from ingestd.model.lsn import ZERO
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
 from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
-from ingestd.postgres.wal.server import lineage_of
+from ingestd.postgres.wal.server import query_server_id
 from tests.harness.open_transactions import send_while_open, sent_while_open
 from tests.harness.waiting import await_until
 
@@ -49,7 +49,7 @@ async def test_a_large_transaction_is_streamed_past_the_servers_disk(
         "INSERT INTO t VALUES (0, 'the end')",
     )
     async with await connect(database.dsn) as connection:
-        lineage = await lineage_of(connection)
+        queried_id = await query_server_id(connection)
     limits = StreamLimits(1 << 20)
     stream = await open_stream(
         database.dsn,
@@ -57,7 +57,7 @@ async def test_a_large_transaction_is_streamed_past_the_servers_disk(
         name,
         ZERO,
         ZERO,
-        lineage=lineage,
+        queried_id=queried_id,
         streams_in_progress=streams_in_progress,
         where="here",
         limits=limits,

@@ -17,7 +17,7 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.discovery import PolledTables
 from ingestd.postgres.settings import PollingSettings, WalSettings
 from ingestd.postgres.wal.discovery import SourceTables
-from ingestd.postgres.wal.publication_sql import keep_each
+from ingestd.postgres.wal.publication.alteration import keep_each
 from ingestd.postgres.wal.server import inspect_server
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.bystander import GOOD, config_for, ids_in

@@ -22,7 +22,7 @@ from ingestd.postgres.transport.copy_out import CopyOut
 from ingestd.postgres.wal.block_decoder import BlockDecoder
 from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
 from tests.harness import lying_messages as honest
-from tests.harness.databases import lineage_of
+from tests.harness.databases import query_server_id
 from tests.harness.lies import lying_scripts, written
 from tests.harness.lying_server import COPY, STREAM, LyingServer, message
 from tests.unit.decode.test_streamed_transactions import MemorySpool
@@ -212,7 +212,7 @@ async def streamed(liar: LyingServer, database: Database, sent: bytes) -> Ingest
                 "publication",
                 Lsn(7),
                 Lsn(7),
-                lineage=await lineage_of(liar.dsn(database.dsn)),
+                queried_id=await query_server_id(liar.dsn(database.dsn)),
                 streams_in_progress=True,
                 messages=True,
                 where="source shop, stream",

@@ -51,11 +51,11 @@ class MemoryLake:
             whole = rows.append_column("_cdc_epoch", pa.repeat(pa.scalar(number), rows.num_rows))
             yield whole.select(columns)
 
-    def committed(self, table: Table, origin: str) -> LakeState:
+    def committed(self, table: Table, server_id: str) -> LakeState:
         known = RegisteredTable(
             T, table.oid, 1, TableState.LIVE, None, self.position, resume=self.resume
         )
-        return LakeState(len(self.batches), self.position, {}, {T: known}, origin)
+        return LakeState(len(self.batches), self.position, {}, {T: known}, server_id)
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Source:
             "shop", settings, memory_bytes=memory_bytes, log=lake, sweeps=sweeps
         )
         self.table: Table | None = None
-        self.origin = ""
+        self.server_id = ""
         self._live: AsyncGenerator[Any, None] | None = None
 
     async def start(self) -> Source:
@@ -101,8 +101,8 @@ class Source:
         await self.capture.claim()
         found = await self.capture.discover({})
         [self.table] = found.tables
-        self.origin = found.origin
-        lake = self.lake.committed(self.table, self.origin) if self.lake.resume else LakeState()
+        self.server_id = found.server_id
+        lake = self.lake.committed(self.table, self.server_id) if self.lake.resume else LakeState()
         verdict = await self.capture.continuity(lake)
         assert isinstance(verdict, Resumed) == bool(self.lake.resume)
         await self.capture.prepare([self.table])
@@ -175,7 +175,7 @@ def part_of(lake: MemoryLake) -> KeyPartition:
     """What the lake says the sweep is at."""
     progress = PollProgress.parse(lake.resume)
     assert progress is not None
-    return progress.part
+    return progress.key_partition
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ async def test_a_sweep_of_many_passes_continues_after_a_restart(
     parts: list[KeyPartition] = []
 
     async def note(_: Sequence[str]) -> None:
-        parts.append(again.capture.polls.states[T].part)
+        parts.append(again.capture.polls.states[T].key_partition)
 
     lake.reading = note
     await again.start()

@@ -458,7 +458,7 @@ async def test_a_standby_is_polled_and_has_the_primarys_origin() -> None:
             tables, found = await look(dsn)
             assert [t.id for t in found.tables] == [T]
             _, on_primary = await look(primary.dsn())
-            assert found.origin == on_primary.origin
+            assert found.server_id == on_primary.server_id
             connection.execute("TRUNCATE t")
             await_replayed(primary, standby)
             found = await discover(tables, dsn, recorded(found.tables))
@@ -471,11 +471,11 @@ async def test_a_standby_is_polled_and_has_the_primarys_origin() -> None:
                 "fail",
                 "a standby does not support LISTEN",
             )
-            before = found.origin
+            before = found.server_id
             promote(standby)
             _, found = await look(dsn)
-            assert found.origin.partition("/")[0] == before.partition("/")[0]
-            assert found.origin != before
+            assert found.server_id.partition("/")[0] == before.partition("/")[0]
+            assert found.server_id != before
 
 
 async def test_an_old_server_is_a_fault(database: Database) -> None:

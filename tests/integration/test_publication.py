@@ -17,12 +17,9 @@ from ingestd.postgres.catalog.published_filters import with_row_filters
 from ingestd.postgres.catalog.replica_identity import incomplete, only_inserts
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.wal.publication_sql import (
-    column_list,
-    keep_publication,
-    must_be_replaced,
-    replace_publication,
-)
+from ingestd.postgres.wal.publication.alteration import keep_publication
+from ingestd.postgres.wal.publication.replacement import must_be_replaced, replace_publication
+from ingestd.postgres.wal.publication.statements import column_list
 from tests.harness.databases import skip_without_lists
 
 if TYPE_CHECKING:

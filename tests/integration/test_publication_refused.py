@@ -10,7 +10,7 @@ import pytest
 from ingestd.app.check import check
 from ingestd.model.schema import TableId
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.wal.publication_sql import kept_out
+from ingestd.postgres.wal.publication.alteration import why_refused
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 
@@ -97,4 +97,4 @@ async def test_tables_are_tried_while_another_session_alters(
     with database.connect(autocommit=False) as other:
         other.execute("ALTER PUBLICATION held SET (publish = 'insert')")
         async with asyncio.timeout(LIMIT_S), await connect(database.dsn) as connection:
-            assert await kept_out(connection, "held", [TableId("public", "good")]) == {}
+            assert await why_refused(connection, "held", [TableId("public", "good")]) == {}

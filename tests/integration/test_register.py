@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import subprocess
+import sys
+import threading
 import urllib.request
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,6 +256,109 @@ def test_wrong_settings_of_unity_are_reported(
     assert text in printed
     assert exit_code == code
     assert not unity.tables
+
+
+@contextmanager
+def squatter(content: bytes, *, times: int = 1, encoding: str | None = None) -> Iterator[str]:
+    """Listen where a catalog does not run, and answer everything with this, so often."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            if encoding is not None:
+                self.send_header("Content-Encoding", encoding)
+            self.end_headers()
+            with suppress(OSError):
+                for _ in range(times):
+                    self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/api/2.1/unity-catalog"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.attack("account")
+@pytest.mark.parametrize("encoding", [None, "gzip"])
+def test_an_answer_without_end_is_not_kept(
+    raw: RawLake, tmp_path: Path, encoding: str | None
+) -> None:
+    """Whoever listens in the place of a catalog on this machine could end the process."""
+    piece = bytes(1 << 20)
+    content = gzip.compress(piece * 200) if encoding else piece
+    with squatter(content, times=1 if encoding else 1 << 20, encoding=encoding) as uri:
+        code, _, printed = Registering(raw, tmp_path, kind="unity", uri=uri, catalog="main").run()
+    assert (code, "ClientPayloadError" in printed) == (75, True), printed
+
+
+ANSWERS = {
+    "deep": b"[" * 100_000,
+    "another type": b'{"properties": "secret"}',
+    "no text": b"\xff",
+    "no JSON": b"<html>secret</html>",
+    "a list": b'["secret"]',
+}
+
+
+@pytest.mark.attack("account")
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_an_answer_of_another_form_is_an_error(raw: RawLake, tmp_path: Path, kind: str) -> None:
+    with squatter(ANSWERS[kind]) as uri:
+        code, _, printed = Registering(raw, tmp_path, kind="unity", uri=uri, catalog="main").run()
+    assert (code, "an answer that is none of its API's" in printed) == (1, True), printed
+    assert "secret" not in printed
+
+
+def test_no_proxy_is_asked_for_a_catalog_on_this_machine(
+    raw: RawLake, unity: UnityServer, glue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would see the token, and know another machine by that address."""
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    settings = {"kind": "unity", "uri": unity.uri, "catalog": "main", "token": TOKEN}
+    assert Registering(raw, tmp_path, **settings).run()[0] == 0
+    registering = Registering(raw, tmp_path, kind="glue", uri=glue, region="eu-west-1")
+    assert registering.run()[0] == 0
+
+
+HANGS = """
+import asyncio, socket, threading
+from ingestd.catalogs.unity import UnitySchema
+from ingestd.config import CatalogSettings
+from ingestd.process.daemon_thread import in_daemon_thread
+asked = threading.Event()
+def hang(*_, **__):
+    asked.set()
+    threading.Event().wait()
+socket.getaddrinfo = hang
+settings = CatalogSettings(kind="unity", uri="https://catalog.example.com/x", catalog="main")
+async def main():
+    schema = UnitySchema(settings, "shop_raw")
+    naming = asyncio.create_task(in_daemon_thread(lambda: schema.location_of("t"), "catalog"))
+    await asyncio.to_thread(asked.wait)
+    naming.cancel()
+    await asyncio.gather(naming, return_exceptions=True)
+asyncio.run(main())
+print("ended")
+"""
+
+
+def test_a_name_that_does_not_resolve_delays_no_stop() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "ended\n"
 
 
 def test_glue_out_of_reach_is_reported(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
-from ingestd.model.schema import TableId
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.postgres.wal.slots.row_filters import can_fail
 from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, registry
@@ -124,3 +126,41 @@ def test_a_hidden_value_is_not_missed(
     with filtered.connect() as connection:
         await_caught_up(connection, filtered.name, LIMIT_S)
     assert not daemon.events("table.stopped")
+
+
+CERTAIN = (
+    "id > 1000",
+    "id BETWEEN -5 AND 1000 AND note <> ''",
+    "note IN ('a', 'it''s (x) AND \\ y')",
+    "(code = 'a' OR code = 'b') AND id IN (1, 2) OR code IS NULL",
+    "code = 'a'",
+    "NOT flag OR flag IS NULL",
+    "flag",
+    "at >= '2026-01-01' AND day < '2026-01-01'",
+    "amount <> 1.50 AND big = '-9223372036854775808'",
+    "key = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'",
+    "doc IS NOT NULL",
+    "\"A b\" <> '0'",
+)
+UNCERTAIN = ("100 / id > 1", "big + id > 1", "doc ? 'x'", "note > 'm'", "length(code) = 3")
+
+
+def test_filters_that_can_not_fail_are_known_by_their_texts(database: Database) -> None:
+    skip_without_lists(database)
+    types = "id int, big bigint, note text, code varchar(9), flag bool, at timestamptz, day date"
+    database.execute(f'CREATE TABLE f ({types}, amount numeric, key uuid, doc jsonb, "A b" float8)')
+    columns = tuple(
+        Column(name, oid, -1, pa.string())
+        for name, oid in database.rows(
+            "SELECT attname::text, atttypid::int8 FROM pg_attribute WHERE attrelid = 'f'::regclass"
+        )
+    )
+    for number, condition in enumerate((*CERTAIN, *UNCERTAIN)):
+        database.execute(f"CREATE PUBLICATION f{number} FOR TABLE f WHERE ({condition})")
+        text = database.value(
+            "SELECT pg_get_expr(prqual, prrelid) FROM pg_publication_rel r JOIN pg_publication p"
+            " ON p.oid = prpubid WHERE pubname = %s",
+            f"f{number}",
+        )
+        table = Table(TableId("public", "f"), 1, columns, row_filter=text)
+        assert can_fail(table) is (condition in UNCERTAIN), text

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.wal.slots.advance import SlotAdvance, step_after
-from tests.harness.databases import lineage_of
+from tests.harness.databases import query_server_id
 
 if TYPE_CHECKING:
     from tests.harness.databases import Database
@@ -29,7 +29,7 @@ async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) 
     advance = SlotAdvance(database.dsn, database.name, "s", step_bytes=100_000)
     start = confirmed(database)
     advance.start_at(start)
-    advance.lineage = await lineage_of(database.dsn)
+    advance.queried_id = await query_server_id(database.dsn)
 
     async def moved(nbytes: int) -> bool:
         position = Lsn(start + nbytes)

@@ -16,6 +16,7 @@ import pytest
 
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.testing.embedded.waiting import await_until
+from spark_jobs.source.exported_snapshot import IdlePolicy
 from spark_jobs.source.keeper import AUTHENTICATION_LIMIT_S, KeeperServer, SnapshotKeeper
 from spark_jobs.source.keeper_process import keeper_of
 from spark_jobs.source.keeper_protocol import GREETING_BYTES, NONCE_BYTES, KeeperAddress
@@ -118,6 +119,28 @@ def test_two_tables_of_one_execution_share_it(driver: Driver) -> None:
     ):
         assert one.granted.splits[0].snapshot == two.granted.splits[0].snapshot
         assert driver.sessions() == 1
+
+
+async def test_a_pause_between_two_stages_ends_no_snapshot(driver: Driver) -> None:
+    """After all of one table, Spark may sort or build a hash table before it reads the next."""
+    policy = IdlePolicy(idle_s=LIMIT_S, crowded_s=0.1, most=2)
+    async with keeper_here(SnapshotKeeper(policy)) as keeper:
+        driver.keeper, plan = keeper, replace(driver.plan, idle_s=None)
+        plans = [(await asyncio.to_thread(register, keeper, plan))[0] for _ in range(2)]
+
+        async def read(execution: str, plan_id: str) -> set[str]:
+            driver.plan_id = plan_id
+            reads = [asyncio.to_thread(driver.snapshot, execution, n) for n in range(4)]
+            return {await each for each in reads}
+
+        first = await read("1", plans[0])
+        await asyncio.sleep(5 * policy.crowded_s)
+        assert await read("1", plans[1]) == first
+        for number in range(2, 6):
+            await read(str(number), plans[0])
+        await asyncio.to_thread(
+            await_until, lambda: driver.sessions() == 2, LIMIT_S, "all but two to end"
+        )
 
 
 def test_a_lease_holds_the_snapshot(driver: Driver) -> None:
@@ -244,10 +267,12 @@ def connected(keeper: KeeperAddress) -> tuple[_LeaseConnection, socket.socket]:
 
 
 @asynccontextmanager
-async def keeper_here(**limits: Any) -> AsyncIterator[KeeperAddress]:
+async def keeper_here(
+    keeper: SnapshotKeeper | None = None, **limits: Any
+) -> AsyncIterator[KeeperAddress]:
     """Run a keeper in this event loop."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = KeeperServer(SnapshotKeeper(), "token", **limits)
+        server = KeeperServer(keeper or SnapshotKeeper(), "token", **limits)
         serving = asyncio.create_task(server.serve(listener))
         yield KeeperAddress("127.0.0.1", listener.getsockname()[1], "token")
         serving.cancel()

@@ -29,7 +29,7 @@ from ingestd.postgres.connection.liveness import (
 from ingestd.postgres.connection.session import DEFAULTS
 from ingestd.postgres.transport.copy_out import CopyOut
 from ingestd.postgres.wal.replication_stream import ReplicationStream, StreamLimits, open_stream
-from tests.harness.databases import lineage_of
+from tests.harness.databases import query_server_id
 from tests.harness.flaky_network import STREAM, FlakyNetwork
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ async def streamed(database: Database, dsn: str) -> AsyncIterator[ReplicationStr
         name,
         ZERO,
         ZERO,
-        lineage=await lineage_of(database.dsn),
+        queried_id=await query_server_id(database.dsn),
         where="source shop, stream",
         limits=StreamLimits(1 << 20, liveness=IMPATIENT),
     )

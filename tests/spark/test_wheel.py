@@ -109,7 +109,7 @@ def test_listed_packages_are_all_that_the_jobs_import(python: Path) -> None:
 def test_one_listed_package_less_is_not_enough(wheel: Path, tmp_path: Path) -> None:
     fewer = [r for r in requirements() if r.name != "structlog"]
     python = cluster_python(tmp_path / "cluster", wheel, fewer)
-    done = run(python, "-I", "-c", "import spark_jobs.engine.epoch_stream")
+    done = run(python, "-I", "-c", "import spark_jobs.engine.epoch_run")
     assert "No module named 'structlog'" in done.stderr
 
 

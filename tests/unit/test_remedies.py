@@ -58,7 +58,7 @@ _BY_SERVER = re.compile(r"format\(\s*'((?:ALTER|CREATE|DROP|GRANT|REVOKE)(?: [A-
 
 _HANDED = re.compile(r"OWNER TO|REASSIGN OWNED|(make|makes) a superuser (its|their) owner|SET ROLE")
 HANDED = {
-    ("ingestd/postgres/wal/publication_sql.py", "ALTER PUBLICATION {} OWNER TO {};"): (
+    ("ingestd/postgres/wal/publication/unmanaged.py", "ALTER PUBLICATION {} OWNER TO {};"): (
         "to this role, which is no superuser; a publication has no code"
     ),
     ("ingestd/postgres/catalog/trusted_columns.py", "ALTER TYPE {} OWNER TO postgres;"): (

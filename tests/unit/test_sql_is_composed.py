@@ -16,7 +16,7 @@ MEANT = {
         "ingestd/postgres/snapshot/key_lookup.py",
         "escaped",
     ): "hexadecimal digits, for bytes that are no text",
-    ("ingestd/postgres/wal/publication_sql.py", "row_filter"): "as pg_get_expr writes it",
+    ("ingestd/postgres/wal/publication/statements.py", "row_filter"): "as pg_get_expr writes it",
     ("ingestd/postgres/snapshot/key_range.py", "name"): "held against what operators consist of",
     (
         "ingestd/postgres/snapshot/pushdown.py",

@@ -59,9 +59,9 @@ def status(
         if interval_s is not None:
             from ingestd.terminal.status_watch import watch_lines, watch_status  # noqa: PLC0415
 
-            (watch_lines if as_json else watch_status)(lambda: _found(config), interval_s)
+            (watch_lines if as_json else watch_status)(lambda: _status_of(config), interval_s)
             return
-        found = _found(config)
+        found = _status_of(config)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -74,7 +74,7 @@ def _interval(text: str) -> float:
     return duration_in(f"{text}s" if text.replace(".", "", 1).isdigit() else text, "--watch")
 
 
-def _found(config: Path) -> dict[str, Any]:
+def _status_of(config: Path) -> dict[str, Any]:
     found, why = daemon_status(config)
     if found is None:
         from ingestd.app import offline_status as offline  # noqa: PLC0415

@@ -10,20 +10,20 @@ import typer
 
 from ingestd.app.factories import lake_of
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.wal.slots.drop import claimed_belongings
+from ingestd.postgres.wal.slots.drop import claimed_objects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ingestd.config import Config
-    from ingestd.postgres.wal.slots.drop import Belonging
+    from ingestd.postgres.wal.slots.drop import SourceObject
 
 EXIT_DECLINED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class DropCommand:
-    """Drops what source `source` of `config` has on its server. The source must exist."""
+    """Drops the slot and the publication of `source`, a source of `config`."""
 
     config: Config
     source: str
@@ -36,51 +36,56 @@ class DropCommand:
         settings = self.config.sources[self.source]
         if not isinstance(settings, WalSettings):
             typer.echo(f"source {self.source} is polled: it has no slot or publication to drop")
-            self._report_lake()
+            self._print_lake()
             return 0
-        place, found = asyncio.run(self._find_belongings(settings))
-        goes = [b for b in found if b.kept is None]
-        self._print_plan(place, found, settings)
-        if not goes:
+        server, objects = asyncio.run(self._find_objects(settings))
+        self._print_plan(server, objects, settings)
+        if not any(each.is_dropped for each in objects):
             return 0
         if not is_agreed and not typer.confirm("Drop this?", default=False):
             typer.echo("nothing was dropped")
             return EXIT_DECLINED
-        for belonging in asyncio.run(self._drop(settings)):
-            typer.echo(f"dropped {belonging.kind} {belonging.name}")
+        for dropped in asyncio.run(self._drop(settings)):
+            typer.echo(f"dropped {dropped.kind} {dropped.name}")
         return 0
 
-    async def _find_belongings(self, settings: WalSettings) -> tuple[str, Sequence[Belonging]]:
-        async with claimed_belongings(self.source, settings) as belongings:
-            return belongings.place, await belongings.found()
+    async def _find_objects(self, settings: WalSettings) -> tuple[str, Sequence[SourceObject]]:
+        """Return the server's name, and what the source has there."""
+        async with claimed_objects(self.source, settings) as objects:
+            return objects.server, await objects.find()
 
-    async def _drop(self, settings: WalSettings) -> list[Belonging]:
-        async with claimed_belongings(self.source, settings) as belongings:
-            goes = [b for b in await belongings.found() if b.kept is None]
-            for belonging in goes:
-                await belongings.drop(belonging)
-            return goes
+    async def _drop(self, settings: WalSettings) -> list[SourceObject]:
+        """Drop what may be dropped now, which may have changed since it was printed; return it."""
+        async with claimed_objects(self.source, settings) as objects:
+            dropped = [each for each in await objects.find() if each.is_dropped]
+            for each in dropped:
+                await objects.drop(each)
+            return dropped
 
-    def _print_plan(self, place: str, found: Sequence[Belonging], settings: WalSettings) -> None:
-        typer.echo(f"source {self.source}, on {place}:")
-        for belonging in found:
-            named = f"{belonging.kind} {belonging.name} ({belonging.detail})"
-            if belonging.kept is None:
-                typer.echo(f"  drop {named}")
+    def _print_plan(
+        self, server: str, objects: Sequence[SourceObject], settings: WalSettings
+    ) -> None:
+        typer.echo(f"source {self.source}, on {server}:")
+        for each in objects:
+            text = f"{each.kind} {each.name} ({each.detail})"
+            if each.is_dropped:
+                typer.echo(f"  drop {text}")
             else:
-                typer.echo(f"  keep {named}: {belonging.kept}")
-                typer.echo(f"    {belonging.statement}")
-        if not found:
+                typer.echo(f"  keep {text}: {each.why_kept}")
+                typer.echo(f"    {each.statement}")
+        if not objects:
             typer.echo("  there is no slot or publication to drop")
-        self._report_lake()
-        if any(b.kept is None for b in found):
-            after = (
-                "re-creates both, and re-snapshots all tables"
-                if settings.slot_lost == "resnapshot"
-                else 'stops because of slot_lost = "stop": the lake would have a gap'
-            )
-            typer.echo(f"`ingestd run` with this config {after}.")
+        self._print_lake()
+        if any(each.is_dropped for each in objects):
+            typer.echo(f"`ingestd run` with this config {_next_run(settings)}.")
 
-    def _report_lake(self) -> None:
+    def _print_lake(self) -> None:
         place = lake_of(self.config).place(self.source)
         typer.echo(f"  the lake is not changed: {place}")
+
+
+def _next_run(settings: WalSettings) -> str:
+    """Return what the daemon does if it is started after the drop."""
+    if settings.slot_lost == "resnapshot":
+        return "re-creates both, and re-snapshots all tables"
+    return 'stops because of slot_lost = "stop": the lake would have a gap'

@@ -456,13 +456,13 @@ def _batches(
     messages: Messages,
     transactions: Transactions,
     first_seq: Ints,
-    found: Sequence[TableChanges],
+    table_changes: Sequence[TableChanges],
     policy: GroupPolicy,
 ) -> tuple[TableBatch, ...]:
     """Decode each table's changes; small ones together."""
     batches: list[TableBatch | None] = []
     small: list[TableChanges] = []
-    for changes in found:
+    for changes in table_changes:
         at = changes.messages
         if len(at) <= policy.small_rows and messages.nbytes(at) <= policy.small_bytes:
             small.append(changes)

@@ -286,12 +286,14 @@ def _unix_times(times: Ints) -> Ints:
     return np.clip(times, first, last) + POSTGRES_EPOCH_US
 
 
-def _check_positions(found: Transactions, commit_lsns: Ints) -> None:
-    lsns = found.commit_lsns
-    if (lsns < 0).any() or (found.end_lsns < 0).any():
+def _check_positions(transactions: Transactions, commit_lsns: Ints) -> None:
+    lsns = transactions.commit_lsns
+    if (lsns < 0).any() or (transactions.end_lsns < 0).any():
         msg = "position beyond what a raw table can hold"
         raise ProtocolError(msg)
-    if (commit_lsns != lsns[found.ended]).any() or (found.end_lsns < commit_lsns).any():
+    if (commit_lsns != lsns[transactions.ended]).any() or (
+        transactions.end_lsns < commit_lsns
+    ).any():
         msg = "Commit does not match its Begin"
         raise ProtocolError(msg)
     if (np.diff(lsns) <= 0).any():

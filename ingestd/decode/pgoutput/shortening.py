@@ -42,14 +42,14 @@ class _Taker:
     def __init__(self, taking: _Taking) -> None:
         self._taking = taking
         self._held = bytearray()
-        self._found: list[bytes] | None = None
+        self._result: list[bytes] | None = None
         self._wanted = next(taking)
 
     def feed(self, piece: memoryview) -> None:
         """Consume the next piece. Raises ProtocolError."""
         at = 0
         while at < len(piece):
-            if self._found is not None:
+            if self._result is not None:
                 raise ProtocolError(_AFTER)
             if self._wanted < 0:
                 passed = min(-self._wanted, len(piece) - at)
@@ -67,7 +67,7 @@ class _Taker:
 
     def finish(self) -> list[bytes]:
         """Return the contents of the messages that replace it. Raises ProtocolError."""
-        if self._found is None:
+        if self._result is None:
             try:
                 self._taking.throw(EOFError())
             except StopIteration as ended:
@@ -75,13 +75,13 @@ class _Taker:
             except EOFError as error:
                 msg = "a large change ends in the middle of a value"
                 raise ProtocolError(msg) from error
-        return self._found or []
+        return self._result or []
 
     def _feed_part(self, given: bytes) -> None:
         try:
             self._wanted = self._taking.send(given)
         except StopIteration as ended:
-            self._found = list(ended.value)
+            self._result = list(ended.value)
 
 
 class StreamedChange(_Taker):

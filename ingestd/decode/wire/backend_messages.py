@@ -229,16 +229,16 @@ class Cutter:
             passed_bytes = max(passed_bytes, self._passing.row_bytes)
         return buffer, replace(found, passed_bytes=passed_bytes)
 
-    def _check_order(self, found: CutMessages) -> None:
+    def _check_order(self, messages: CutMessages) -> None:
         """Record the messages. Raises ProtocolError for one that may not follow its predecessor."""
         count = 0
-        for kind, data_before in found.begun:
+        for kind, data_before in messages.begun:
             self._check_data(data_before - count)
             self._follow(kind)
             count = data_before
-        self._check_data(len(found.starts) - count)
-        if found.last is not None:
-            self._follow(found.last[0])
+        self._check_data(len(messages.starts) - count)
+        if messages.last is not None:
+            self._follow(messages.last[0])
 
     def _follow(self, kind: int) -> None:
         if kind not in FOLLOWING[self._before]:

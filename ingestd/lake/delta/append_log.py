@@ -24,7 +24,7 @@ from functools import partial
 
 import pyarrow as pa
 from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
-from deltalake.transaction import AddAction, create_table_with_add_actions
+from deltalake.transaction import create_table_with_add_actions
 
 from ingestd.failpoints import reach
 from ingestd.lake.delta.checkpoint_schedule import (
@@ -42,6 +42,7 @@ from ingestd.lake.delta.commit import (
     TOKEN,
     WRITER,
     CommitAuthor,
+    add_action,
     commit_path,
     commit_text,
 )
@@ -160,7 +161,7 @@ class AppendLog(TableLog):
             create_table_with_add_actions(
                 self.uri,
                 Schema.from_arrow(creation.schema),
-                [_add(f) for f in fragments],
+                [add_action(f) for f in fragments],
                 mode="error",
                 configuration=known,
                 storage_options=self.store.storage_options,
@@ -380,7 +381,7 @@ class AppendLog(TableLog):
         is_fence: bool = False,
     ) -> None:
         self.handle.create_write_transaction(
-            [_add(f) for f in fragments],
+            [add_action(f) for f in fragments],
             "append",
             self.handle.schema(),
             commit_properties=self._properties(
@@ -489,14 +490,3 @@ class AppendLog(TableLog):
             self._table.update_incremental()  # the log was checked just before the commit
         self._version = self._table.version()
         self._read_state()
-
-
-def _add(fragment: Fragment) -> AddAction:
-    return AddAction(
-        path=fragment.path,
-        size=fragment.size_bytes,
-        partition_values={},
-        modification_time=fragment.modification_time_ms,
-        data_change=True,
-        stats=fragment.statistics,
-    )

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from deltalake.transaction import AddAction
+
 from ingestd import __version__
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_nesting import MOST_LINE_BYTES, NotJsonError, ensure_shallow_json
@@ -243,16 +245,16 @@ def statistics_of(statistics_json: str | None) -> dict[str, Any]:
         return {}
 
 
-def checked_statistics(found: object) -> dict[str, Any]:
+def checked_statistics(statistics: object) -> dict[str, Any]:
     """Return these statistics without malformed entries."""
-    if not isinstance(found, dict):
+    if not isinstance(statistics, dict):
         return {}
     kept: dict[str, Any] = {}
-    rows = found.get("numRecords")
+    rows = statistics.get("numRecords")
     if _is_number(rows) and rows in _ROWS:
         kept["numRecords"] = rows
     for name in ("minValues", "maxValues", "nullCount"):
-        bounds = found.get(name)
+        bounds = statistics.get(name)
         if isinstance(bounds, dict):
             kept[name] = {k: v for k, v in bounds.items() if k not in _NUMBERS or _is_number(v)}
     return kept
@@ -437,6 +439,18 @@ def _info(
             **stamps,
         }
     }
+
+
+def add_action(fragment: Fragment, *, is_change: bool = True) -> AddAction:
+    """Return the action that adds a file. `is_change`: with rows that the table did not have."""
+    return AddAction(
+        path=fragment.path,
+        size=fragment.size_bytes,
+        partition_values={},
+        modification_time=fragment.modification_time_ms,
+        data_change=is_change,
+        stats=fragment.statistics,
+    )
 
 
 def _add(fragment: Fragment, *, is_change: bool) -> dict[str, Any]:

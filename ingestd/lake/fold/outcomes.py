@@ -257,15 +257,15 @@ def _newest_values(
 
 def _outcome_raws(
     changes: pa.Table,
-    found: Sequence[tuple[FoldKey, _Row | _Deleted]],
+    rows: Sequence[tuple[FoldKey, _Row | _Deleted]],
     taken: Mapping[str, Mapping[int, int | None]],
     renamed: Mapping[int, int],
 ) -> pa.Array:
     """Return the `_cdc_raw` of the outcomes: each text follows its value."""
     raws = _raws(changes)
-    outcomes: list[list[tuple[str, str]] | None] = [None] * len(found)
+    outcomes: list[list[tuple[str, str]] | None] = [None] * len(rows)
     if raws:
-        for number, (_, row) in enumerate(found):
+        for number, (_, row) in enumerate(rows):
             if number in renamed:
                 texts = _old_texts(raws.get(row.at, {}))
             else:

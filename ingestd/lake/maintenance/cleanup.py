@@ -31,13 +31,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow.parquet as pq
-
 from ingestd.lake.delta.commit import Commit, read_commit
 from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.log_files import SIDECARS, sidecars_of
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.delta.log_room import Room
+from ingestd.lake.delta.parquet.footer import read_metadata
 from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.local_store import SET_ASIDE
@@ -113,8 +112,9 @@ class LogCleaner:
     def _is_checkpoint_sound(self, number: int) -> bool:
         """Return whether a checkpoint is readable; make it durable, as its commits are removed."""
         name = f"{number:020}.checkpoint.parquet"
-        with self._store.open(f"{self._log_folder}/{name}") as source:
-            rows: int = pq.read_metadata(source).num_rows
+        path = f"{self._log_folder}/{name}"
+        with self._store.open(path) as source:
+            rows: int = read_metadata(source, self._store.uri(path)).num_rows
         self._store.sync(self._log_folder, [name])
         return rows > 0
 
@@ -126,21 +126,21 @@ class LogCleaner:
             self._store.remove(f"{self._folder}/{path}")
         return len(removable)
 
-    def _remove_unfinished(self, found: Mapping[str, float]) -> int:
+    def _remove_unfinished(self, files: Mapping[str, float]) -> int:
         """Remove unfinished commits of earlier runs; keep files that were set aside."""
-        hidden = [n for n in found if n.startswith(".") and not n.endswith(SET_ASIDE)]
-        old = [name for name in hidden if found[name] < self._orphaned_s]
+        hidden = [n for n in files if n.startswith(".") and not n.endswith(SET_ASIDE)]
+        old = [name for name in hidden if files[name] < self._orphaned_s]
         for name in old:
             self._store.remove(f"{self._log_folder}/{name}")
         return len(old)
 
-    def _remove_of_others(self, found: Mapping[str, float], cut: int) -> int:
+    def _remove_of_others(self, files: Mapping[str, float], cut: int) -> int:
         """Remove other engines' files of versions before the cut, and sidecars that none names."""
-        matches = ((name, _VERSIONED.match(name)) for name in found)
+        matches = ((name, _VERSIONED.match(name)) for name in files)
         old = [
             name
             for name, match in matches
-            if match is not None and int(match[1]) < cut and found[name] < self._before_s
+            if match is not None and int(match[1]) < cut and files[name] < self._before_s
         ]
         for name in old:
             self._store.remove(f"{self._log_folder}/{name}")

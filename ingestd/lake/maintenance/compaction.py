@@ -29,11 +29,17 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from deltalake import CommitProperties, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import RemoveAction
 
 from ingestd.failpoints import lost, reach
 from ingestd.lake.delta.append_log import AppendLog
-from ingestd.lake.delta.commit import COMPACTION, commit_path, read_commit, rewrite_text
+from ingestd.lake.delta.commit import (
+    COMPACTION,
+    add_action,
+    commit_path,
+    read_commit,
+    rewrite_text,
+)
 from ingestd.lake.delta.data_files import open_parquet
 from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.log_files import open_table
@@ -277,7 +283,7 @@ class TableMaintenance:
         now_ms = time.time_ns() // 1_000_000
         handle.create_write_transaction(
             [
-                *(_moved(f) for f in fragments),
+                *(add_action(f, is_change=False) for f in fragments),
                 *(RemoveAction(p, data_change=False, deletion_timestamp=now_ms) for p in removed),
             ],
             "append",
@@ -334,17 +340,6 @@ def _with(done: MaintenanceResult, cleaned: CleanupResult) -> MaintenanceResult:
         done.written_bytes,
         cleaned,
         done.gave_way,
-    )
-
-
-def _moved(fragment: Fragment) -> AddAction:
-    return AddAction(
-        path=fragment.path,
-        size=fragment.size_bytes,
-        partition_values={},
-        modification_time=fragment.modification_time_ms,
-        data_change=False,
-        stats=fragment.statistics,
     )
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, Schema, TableFeatures
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import RemoveAction
 
 from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta.checkpoint_schedule import CHECKPOINT_INTERVAL
-from ingestd.lake.delta.commit import CONTENT
+from ingestd.lake.delta.commit import CONTENT, add_action
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.store.errors import storage_faults
 from ingestd.model.errors import TransientError
@@ -62,7 +62,7 @@ class ReferenceLog(AppendLog):
 
         def attempt(token: str) -> None:
             self.handle.create_write_transaction(
-                [_added(f) for f in fragments],
+                [add_action(f) for f in fragments],
                 "overwrite",
                 wanted,
                 commit_properties=self._properties(token, app_version),
@@ -85,7 +85,7 @@ class ReferenceLog(AppendLog):
                     f"lake table {self.uri}: its files were replaced meanwhile", reason="storage"
                 )
             self.handle.create_write_transaction(
-                [*(_added(f) for f in fragments), *gone],
+                [*(add_action(f) for f in fragments), *gone],
                 "append",
                 self.handle.schema(),
                 commit_properties=self._properties(token, app_version),
@@ -150,14 +150,3 @@ def _has_local_time(schema: pa.Schema) -> bool:
         return bool(kind == TIMESTAMP_NTZ)
 
     return any(within(f.type) for f in schema)
-
-
-def _added(fragment: Fragment) -> AddAction:
-    return AddAction(
-        path=fragment.path,
-        size=fragment.size_bytes,
-        partition_values={},
-        modification_time=fragment.modification_time_ms,
-        data_change=True,
-        stats=fragment.statistics,
-    )

@@ -103,7 +103,7 @@ def key_hashes(rows: pa.Table, key: Sequence[str], blocks: HashBlocks = BLOCKS) 
     """Return a hash of each row's key."""
     return _joined(
         key_digests(
-            ((column_hashes(c, blocks), c.type) for c in batch.columns), batch.num_rows, blocks.salt
+            ((column_hashes(c, blocks), c.type) for c in batch.columns), batch.num_rows, blocks
         )
         for batch in rows.select(list(key)).to_batches()
     )

@@ -427,18 +427,18 @@ def _no_changes(definition: ReferenceDefinition) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema)
 
 
-def _renamed(found: pa.Table, definition: ReferenceDefinition) -> pa.Table:
+def _renamed(rows: pa.Table, definition: ReferenceDefinition) -> pa.Table:
     """Rename columns as in the reference table, also where values contain their names."""
     names = {c.raw: c.name for c in definition.columns}
-    lists = found["_cdc_unchanged"]
+    lists = rows["_cdc_unchanged"]
     if lists.null_count < len(lists):
         renamed = [None if n is None else [names[each] for each in n] for n in lists.to_pylist()]
-        index = found.schema.get_field_index("_cdc_unchanged")
+        index = rows.schema.get_field_index("_cdc_unchanged")
         kind = pa.list_(pa.string())
-        found = found.set_column(index, "_cdc_unchanged", pa.array(renamed, kind))
-    base = pa.concat_arrays(found["_cdc_before"].chunks)
+        rows = rows.set_column(index, "_cdc_unchanged", pa.array(renamed, kind))
+    base = pa.concat_arrays(rows["_cdc_before"].chunks)
     fields = [field_of(base, n) for n in definition.key]
     base = pa.StructArray.from_arrays(fields, names=definition.own_key, mask=base.is_null())
-    index = found.schema.get_field_index("_cdc_before")
-    found = found.set_column(index, "_cdc_before", base)
-    return found.rename_columns([names.get(n, n) for n in found.schema.names])
+    index = rows.schema.get_field_index("_cdc_before")
+    rows = rows.set_column(index, "_cdc_before", base)
+    return rows.rename_columns([names.get(n, n) for n in rows.schema.names])

@@ -218,9 +218,9 @@ def _of_multiset(changes: ChangeBatch, digested: Digested) -> Matrix:
     return np.concatenate([removed, found])
 
 
-def _place(found: Matrix, changes: ChangeBatch) -> None:
+def _place(digests: Matrix, changes: ChangeBatch) -> None:
     for place, name in ((LSN, "_cdc_lsn"), (SEQ, "_cdc_seq")):
-        found[:, place] = changes.batch.column(name).to_numpy().astype(np.uint64)
+        digests[:, place] = changes.batch.column(name).to_numpy().astype(np.uint64)
 
 
 def _keys(changes: ChangeBatch, key: Sequence[int]) -> Hashes:

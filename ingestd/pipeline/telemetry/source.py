@@ -129,7 +129,7 @@ class SourceTelemetry(TableTelemetry):
         """True if this daemon has read or written the contents of the source's lake."""
         return self.status.end_lsn is not None or bool(self.status.epoch)
 
-    def found(self, committed: LakeState) -> None:
+    def lake_read_while_paused(self, committed: LakeState) -> None:
         """Record the lake's contents for a source that was paused before this daemon started."""
         self.status.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for known in committed.tables.values():

@@ -49,14 +49,14 @@ class TableCompared:
         """True if nothing differs."""
         return not self.counts.total()
 
-    def compare_part(self, source: Matrix, folded: FoldedHashes, *, has_key: bool) -> None:
+    def compare_partition(self, source: Matrix, folded: FoldedHashes, *, has_key: bool) -> None:
         """Compare the rows of a partition."""
         self.source_rows += len(source)
         self.lake_rows += len(folded.keys)
         compare = _keyed if has_key else _multiset
         found = [*compare(source, folded), _doubled(folded.doubled)]
-        for part in found:
-            for kind, count in _totals(part).items():
+        for differing in found:
+            for kind, count in _totals(differing).items():
                 self.counts[kind] += count
         room = max(0, self.tracked - len(self._kept))
         self._kept = np.concatenate([self._kept, np.concatenate(found)[:room]])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.digests.row_digests import NULL, salted
+from ingestd.digests.row_digests import NULL, column_part
 from ingestd.digests.value_hashes import Hashes
 from ingestd.ports.verify import EXISTS, KEY, LSN, OLD, ROW, SEQ, UNSENT, Digested, Matrix
 
@@ -88,7 +88,7 @@ def _unsent_parts(
         is_sent = (hashes != UNSENT) & ~is_delete
         at = np.maximum.accumulate(np.where(is_sent, numbers, -1))[last]
         own = np.where(at >= least, hashes[at], NULL)
-        found += salted(own, number)
+        found += column_part(own, number)
     return found
 
 
@@ -115,7 +115,7 @@ def fold_linked(changes: Matrix, digested: Digested) -> FoldedHashes:
                 break
             at = further
         own = hashes[at[last]]
-        rows += salted(np.where(own == UNSENT, NULL, own), number)
+        rows += column_part(np.where(own == UNSENT, NULL, own), number)
     order = np.argsort(changes[last, KEY], kind="stable")
     return FoldedHashes(changes[last[order], KEY], rows[order], doubled)
 

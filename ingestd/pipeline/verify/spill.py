@@ -16,16 +16,16 @@ from ingestd.ports.verify import Matrix
 _BYTES = 8
 _ARRAY_BYTES = 200
 """Overhead of an array besides its numbers: with large rows a batch has few per partition."""
-MAX_PARTS = 1 << 12
+MAX_PARTITIONS = 1 << 12
 
 
-def parts_for(nbytes: int, limit_bytes: int) -> int:
+def partitions_for(nbytes: int, limit_bytes: int) -> int:
     """Return how many partitions are needed for each to fit: a power of two."""
     wanted = max(1, -(-nbytes // max(1, limit_bytes)))
-    return min(MAX_PARTS, 1 << (wanted - 1).bit_length())
+    return min(MAX_PARTITIONS, 1 << (wanted - 1).bit_length())
 
 
-def part_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
+def partition_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
     """Return the partition of each hash, by its upper bits; `count` is a power of two."""
     if count == 1:
         return np.zeros(len(hashes), np.int64)
@@ -33,7 +33,7 @@ def part_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
     return (hashes >> shift).astype(np.int64)
 
 
-class NumberParts:
+class NumberPartitions:
     """Rows of `width` numbers in `count` partitions. Close it: it may own an unnamed file.
 
     Blocks; one call at a time. Raises OperatorError if there is no space for the file.
@@ -60,15 +60,15 @@ class NumberParts:
     ) -> None:
         self.close()
 
-    def add_rows(self, rows: Matrix, parts: NDArray[np.int64]) -> None:
+    def add_rows(self, rows: Matrix, partitions: NDArray[np.int64]) -> None:
         """Add rows, each to its partition."""
         self.rows += len(rows)
-        if not parts.any():
+        if not partitions.any():
             self._hold(0, rows)
         else:
-            order = np.argsort(parts, kind="stable")
+            order = np.argsort(partitions, kind="stable")
             rows = rows[order]
-            cuts = np.searchsorted(parts[order], np.arange(self.count + 1))
+            cuts = np.searchsorted(partitions[order], np.arange(self.count + 1))
             for number in np.flatnonzero(np.diff(cuts)).tolist():
                 self._hold(number, rows[cuts[number] : cuts[number + 1]].copy())
         if self._held_bytes > self._memory_bytes:
@@ -85,7 +85,7 @@ class NumberParts:
         written = sum(int(cuts[number + 1] - cuts[number]) for _, cuts in self._written)
         return written + sum(len(rows) for rows in self._held[number])
 
-    def pop_part(self, number: int) -> Matrix:
+    def pop_partition(self, number: int) -> Matrix:
         """Return a partition's rows, once."""
         count = self.rows_in(number)
         held, self._held[number] = self._held[number], []

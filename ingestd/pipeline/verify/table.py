@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from ingestd.digests.row_digests import digests_of
 from ingestd.model.errors import TableError
-from ingestd.model.memory_shares import LINKED_CHANGES, VERIFIED_PART, VERIFIED_SPILL, bytes_of
+from ingestd.model.memory_shares import LINKED_CHANGES, VERIFIED_PARTITION, VERIFIED_SPILL, bytes_of
 from ingestd.model.schema import Table
 from ingestd.pipeline.verify.compare import TRACKED, TableCompared
 from ingestd.pipeline.verify.differing_rows import DifferingRows
 from ingestd.pipeline.verify.fold import FoldedHashes, fold_digests, fold_linked, linked_bytes
-from ingestd.pipeline.verify.spill import NumberParts, part_of, parts_for
+from ingestd.pipeline.verify.spill import NumberPartitions, partition_of, partitions_for
 from ingestd.ports import Split
 from ingestd.ports.verify import (
     KEY,
@@ -86,7 +86,7 @@ class TableVerification:
         self._lock = threading.Lock()
         self._total_bytes = self._read_bytes = 0
         self._digested: Digested | None = None
-        self._rows = NumberParts(1, _SOURCE_WIDTH, 0)
+        self._rows = NumberPartitions(1, _SOURCE_WIDTH, 0)
 
     def __enter__(self) -> Self:
         return self
@@ -113,8 +113,8 @@ class TableVerification:
         nbytes = digested.changes * digested.width * _BYTES
         nbytes += self._total_bytes * _SOURCE_WIDTH * _BYTES // _ROW_BYTES
         memory_bytes = self._settings.memory_bytes
-        count = parts_for(nbytes, bytes_of(VERIFIED_PART, memory_bytes))
-        self._rows = NumberParts(count, _SOURCE_WIDTH, bytes_of(VERIFIED_SPILL, memory_bytes))
+        count = partitions_for(nbytes, bytes_of(VERIFIED_PARTITION, memory_bytes))
+        self._rows = NumberPartitions(count, _SOURCE_WIDTH, bytes_of(VERIFIED_SPILL, memory_bytes))
         await self._read_source(digested)
         await self._source.ensure_unreplaced(self._table)
 
@@ -126,13 +126,13 @@ class TableVerification:
         digested = self._digested = await self._lake.survey(described, point, most_linked=most)
         comparison = TableCompared(tracked=self._settings.tracked)
         spill_bytes = bytes_of(VERIFIED_SPILL, memory_bytes)
-        with NumberParts(count + 1, digested.width, spill_bytes) as changes:
+        with NumberPartitions(count + 1, digested.width, spill_bytes) as changes:
             async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
                 async for matrix in matrices:
-                    parts = _parts(matrix, digested, count)
-                    await asyncio.to_thread(changes.add_rows, matrix, parts)
+                    partitions = _partitions(matrix, digested, count)
+                    await asyncio.to_thread(changes.add_rows, matrix, partitions)
             self._ensure_fits(changes.rows_in(count), digested.width)
-            linked = await asyncio.to_thread(fold_linked, changes.pop_part(count), digested)
+            linked = await asyncio.to_thread(fold_linked, changes.pop_partition(count), digested)
             for number in range(count):
                 await asyncio.to_thread(self._compare, comparison, number, changes, linked)
         if not comparison.is_equal:
@@ -157,12 +157,18 @@ class TableVerification:
         )
 
     def _compare(
-        self, comparison: TableCompared, number: int, changes: NumberParts, linked: FoldedHashes
+        self,
+        comparison: TableCompared,
+        number: int,
+        changes: NumberPartitions,
+        linked: FoldedHashes,
     ) -> None:
-        folded = fold_digests(changes.pop_part(number), self.digested)
-        own = linked.among(lambda keys: part_of(keys, self._rows.count) == number)
+        folded = fold_digests(changes.pop_partition(number), self.digested)
+        own = linked.among(lambda keys: partition_of(keys, self._rows.count) == number)
         has_key = bool(self.digested.key)
-        comparison.compare_part(self._rows.pop_part(number), folded.plus(own), has_key=has_key)
+        comparison.compare_partition(
+            self._rows.pop_partition(number), folded.plus(own), has_key=has_key
+        )
 
     async def named(self, comparison: TableCompared) -> tuple[Difference, ...]:
         """Examine the first differences; those that are equal after all are dropped."""
@@ -198,17 +204,17 @@ class TableVerification:
     def _add_batch(self, batch: pa.RecordBatch, split: int, digested: Digested) -> None:
         keys, rows = digests_of(batch, digested.columns, digested.key)
         splits = np.full(len(keys), split, np.uint64)
-        parts = part_of(keys, self._rows.count)
+        partitions = partition_of(keys, self._rows.count)
         with self._lock:
-            self._rows.add_rows(np.column_stack([keys, rows, splits]), parts)
+            self._rows.add_rows(np.column_stack([keys, rows, splits]), partitions)
 
 
-def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
+def _partitions(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
     """Return each change's partition; that of the linked keys follows the others."""
-    parts = part_of(matrix[:, KEY], count)
+    partitions = partition_of(matrix[:, KEY], count)
     if len(digested.linked):
-        parts[digested.is_linked(matrix[:, KEY])] = count
-    return parts
+        partitions[digested.is_linked(matrix[:, KEY])] = count
+    return partitions
 
 
 async def gather_fail_fast(*works: Any) -> None:  # noqa: ANN401 - coroutines

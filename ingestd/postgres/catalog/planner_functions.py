@@ -313,9 +313,9 @@ def _too_large(table: TableId, drop: str | None) -> TableError:
     )
 
 
-def _relevant(found: Iterable[tuple[str | None, str]]) -> list[_Node]:
+def _relevant(names: Iterable[tuple[str | None, str]]) -> list[_Node]:
     """Return the nodes of all these expressions that may run something, each once."""
-    nodes = (node for drop, text in found for node in _parsed(drop, text) if node.matters)
+    nodes = (node for drop, text in names for node in _parsed(drop, text) if node.matters)
     return list(dict.fromkeys(nodes))
 
 

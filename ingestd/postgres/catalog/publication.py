@@ -57,6 +57,10 @@ SELECT n.nspname, c.relname, m.rel::int8, coalesce(m.rel, m.schema, p.oid)::int8
  WHERE CASE WHEN p.pubviaroot THEN m.oid IS NOT NULL AND part.oid IS NULL
             ELSE c.relkind = 'r' AND (m.oid IS NOT NULL OR part.oid IS NOT NULL) END
 """
+_LISTS_SCHEMAS = """
+SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
+                WHERE p.pubname = %s)
+"""
 _SCHEMAS = """
     LEFT JOIN pg_catalog.pg_publication_namespace s
            ON s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
@@ -121,6 +125,14 @@ class Published:
     def has_filter_of(self, other: Published) -> bool:
         """Return whether both have the same row filter, of the same entry."""
         return (self.membership, self.filter_digest) == (other.membership, other.filter_digest)
+
+
+async def lists_schemas(connection: AsyncConnection[Any], name: str) -> bool:
+    """Return whether a publication has schemas, with all of their tables. Raises psycopg.Error."""
+    if connection.info.server_version < FIRST_WITH_PARTS:
+        return False
+    row = await (await connection.execute(_LISTS_SCHEMAS, (name,))).fetchone()
+    return bool(row and row[0])
 
 
 async def find_publication(connection: AsyncConnection[Any], name: str) -> Publication | None:

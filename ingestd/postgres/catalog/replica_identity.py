@@ -115,7 +115,7 @@ async def list_partitions(
 
 
 def only_inserts(
-    table: Table, found: Published | None, sending: PublishedIdentity = NOTHING_ELSE
+    table: Table, entry: Published | None, sending: PublishedIdentity = NOTHING_ELSE
 ) -> str | None:
     """Return why the server refuses UPDATE and DELETE on this table once published; None if not.
 
@@ -131,8 +131,8 @@ def only_inserts(
     refused = _refused_for_unsent(table, sending)
     if refused is not None:
         return refused
-    if found is not None and found.columns is not None:
-        hidden = [n for n in table.identity if n not in found.columns]
+    if entry is not None and entry.columns is not None:
+        hidden = [n for n in table.identity if n not in entry.columns]
         if hidden:
             return f"its column list lacks {hidden[0]!r} of the replica identity"
     return None
@@ -210,7 +210,7 @@ def _insufficient(table: Table, sending: PublishedIdentity) -> str | None:
 def identify(
     table: Table,
     name: str = "",
-    found: Published | None = None,
+    entry: Published | None = None,
     sending: PublishedIdentity = NOTHING_ELSE,
 ) -> str:
     """Return SQL that gives the table an identity, or adds its columns to publication `name`."""
@@ -223,7 +223,7 @@ def identify(
         return whole_rows(table, sending)
     if table.identity and any(p.is_unidentified for p in sending.partitions):
         return _alter_partitions(table, sending)
-    if table.identity and found is not None and found.columns is not None:
+    if table.identity and entry is not None and entry.columns is not None:
         quoted = _quoted(table.id)
         alter = f"ALTER PUBLICATION {printed(sql.Identifier(name))}"
         return f"{alter} DROP TABLE ONLY {quoted}; {alter} ADD TABLE ONLY {quoted};"
@@ -239,7 +239,7 @@ def _add_identity(table: Table, sending: PublishedIdentity) -> str:
 
 def incomplete(
     table: Table,
-    found: Published | None,
+    entry: Published | None,
     *,
     manage: bool,
     sending: PublishedIdentity = NOTHING_ELSE,
@@ -258,7 +258,7 @@ def incomplete(
         of_table = sending.not_validated or sending.unsent_key or not table.identity
         remedy = identify(table, sending=sending) if of_table else _alter_partitions(table, sending)
         return TableError(table.id, why, remedy=remedy)
-    if found is not None and not (manage and found.membership is not None):
+    if entry is not None and not (manage and entry.membership is not None):
         return None
     why_not = only_inserts(table, None, sending)
     if why_not is None:

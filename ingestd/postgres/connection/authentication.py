@@ -37,17 +37,19 @@ _SOCKET_FOLDERS = ("/run/postgresql", "/var/run/postgresql", "/tmp")  # noqa: S1
 
 
 def required(
-    parameters: Mapping[str, Any], found: Mapping[str, str] | None = None
+    parameters: Mapping[str, Any], resolved_parameters: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the parameters to add to a DSN's, so that no other peer receives the password.
 
     Empty if the DSN sets `require_auth`, if there is no password, if TLS verifies the server, and
-    for a libpq without `require_auth`. `found`: the result of `resolved`, if available.
+    for a libpq without `require_auth`. `resolved_parameters`: of `resolved`, if available.
     """
-    found = resolved(parameters) if found is None else found
-    if found.get("require_auth") or pq.version() < _FIRST_WITH_REQUIRE_AUTH:
+    resolved_parameters = (
+        resolved(parameters) if resolved_parameters is None else resolved_parameters
+    )
+    if resolved_parameters.get("require_auth") or pq.version() < _FIRST_WITH_REQUIRE_AUTH:
         return {}
-    return {"require_auth": SCRAM} if _is_open(parameters, found) else {}
+    return {"require_auth": SCRAM} if _is_open(parameters, resolved_parameters) else {}
 
 
 def check_lines(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
@@ -109,22 +111,26 @@ def _of_sockets(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
     ]
 
 
-def _is_open(parameters: Mapping[str, Any], found: Mapping[str, str]) -> bool:
+def _is_open(parameters: Mapping[str, Any], resolved_parameters: Mapping[str, str]) -> bool:
     """Return whether there is a password and its server is not verified."""
-    found = {**found, **secured(parameters, found)}
-    hosts = _hosts(found)
+    resolved_parameters = {**resolved_parameters, **secured(parameters, resolved_parameters)}
+    hosts = _hosts(resolved_parameters)
     # Sockets never use TLS, whatever the mode.
-    is_verified = found.get("sslmode") in _VERIFIED_MODES and not any(map(is_socket, hosts))
-    return not is_verified and (bool(found.get("password")) or _is_in_passfile(found, hosts))
+    is_verified = resolved_parameters.get("sslmode") in _VERIFIED_MODES and not any(
+        map(is_socket, hosts)
+    )
+    return not is_verified and (
+        bool(resolved_parameters.get("password")) or _is_in_passfile(resolved_parameters, hosts)
+    )
 
 
-def _hosts(found: Mapping[str, str]) -> Sequence[str]:
-    return (found.get("host") or found.get("hostaddr") or "").split(",")
+def _hosts(parameters: Mapping[str, str]) -> Sequence[str]:
+    return (parameters.get("host") or parameters.get("hostaddr") or "").split(",")
 
 
-def _is_in_passfile(found: Mapping[str, str], hosts: Sequence[str]) -> bool:
+def _is_in_passfile(parameters: Mapping[str, str], hosts: Sequence[str]) -> bool:
     """Return whether libpq's password file has one, for any port: a service file may set it."""
-    path = Path(found.get("passfile") or _OWN_PASSFILE).expanduser()
+    path = Path(parameters.get("passfile") or _OWN_PASSFILE).expanduser()
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) or mode & _OTHERS:
@@ -133,8 +139,8 @@ def _is_in_passfile(found: Mapping[str, str], hosts: Sequence[str]) -> bool:
     except (OSError, RuntimeError):
         return False
     names = {*hosts, *(["localhost"] if any(map(is_socket, hosts)) else [])}
-    user = found.get("user", "")
-    wanted = (names, None, {found.get("dbname") or user}, {user})
+    user = parameters.get("user", "")
+    wanted = (names, None, {parameters.get("dbname") or user}, {user})
     return any(_is_for(line, wanted) for line in lines if not line.startswith("#"))
 
 

@@ -96,14 +96,14 @@ class ServerInstance:
     place: str
     now_us: int
 
-    def is_another(self, found: ServerInstance) -> bool:
-        """Return whether `found`, queried later, is a different server and not this one restarted.
+    def is_another(self, instance: ServerInstance) -> bool:
+        """Return whether `instance`, queried later, is another server, not this one restarted.
 
         Servers in containers may share an address and port; a server may have several addresses.
         """
-        if found.started_us == self.started_us:
+        if instance.started_us == self.started_us:
             return False
-        return found.place != self.place or found.started_us < self.now_us
+        return instance.place != self.place or instance.started_us < self.now_us
 
 
 class ConnectionUser(Protocol):

@@ -158,24 +158,24 @@ def differing_reports(
 async def not_pinned(
     connection: AsyncConnection[Any],
     wanted: Mapping[str, str],
-    found: Mapping[str, str],
+    settings: Mapping[str, str],
     own_options: str,
 ) -> OperatorError:
-    """Return the error for settings that stay as `found`; query what sets them, if known.
+    """Return the error for settings that stay as `settings`; query what sets them, if known.
 
     `own_options`: from the DSN or PGOPTIONS.
     """
     sources: dict[str, str] = {}
     triggers: list[str] = []
     with contextlib.suppress(psycopg.Error):
-        cursor = await connection.execute(_SOURCES, (list(found),))
+        cursor = await connection.execute(_SOURCES, (list(settings),))
         sources = dict(await cursor.fetchall())
         triggers = [row[0] for row in await (await connection.execute(_TRIGGERS)).fetchall()]
     differences = ", ".join(
-        f"{name} is {value!r}, not {wanted[name]!r}" for name, value in found.items()
+        f"{name} is {value!r}, not {wanted[name]!r}" for name, value in settings.items()
     )
-    known = [_setter(name, own_options) or sources.get(name) for name in found]
-    who = [f"{name}: {setter}" for name, setter in zip(found, known, strict=True) if setter]
+    known = [_setter(name, own_options) or sources.get(name) for name in settings]
+    who = [f"{name}: {setter}" for name, setter in zip(settings, known, strict=True) if setter]
     if triggers:
         who.append(f"login event triggers: {', '.join(triggers)}")
     by = f" (set by {'; '.join(who)})" if who else ""
@@ -215,12 +215,12 @@ def _setter(name: str, own_options: str) -> str | None:
     return None
 
 
-def _is_same(name: str, wanted: str, found: str) -> bool:
+def _is_same(name: str, wanted: str, value: str) -> bool:
     if name == ENCODING:
-        return _plain(wanted) == _plain(found)
-    if wanted.isdecimal() and (time := _TIME.fullmatch(found)) is not None:
+        return _plain(wanted) == _plain(value)
+    if wanted.isdecimal() and (time := _TIME.fullmatch(value)) is not None:
         return int(wanted) == int(time[1]) * _UNITS_MS[time[2]]
-    return wanted.lower() == found.lower()
+    return wanted.lower() == value.lower()
 
 
 def _plain(encoding: str) -> str:

@@ -72,11 +72,17 @@ def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
         resolving.finish()
 
 
-def transport(parameters: Mapping[str, Any], found: Mapping[str, str] | None = None) -> Transport:
-    """Return the transport for a DSN's parameters. `found`: as `resolved`, if available."""
-    found = resolved(parameters) if found is None else found
-    hosts = [found[name] for name in ("host", "hostaddr") if name in found]
-    mode = found.get("sslmode")
+def transport(
+    parameters: Mapping[str, Any], resolved_parameters: Mapping[str, str] | None = None
+) -> Transport:
+    """Return the transport for a DSN's parameters. `resolved_parameters`: if available."""
+    resolved_parameters = (
+        resolved(parameters) if resolved_parameters is None else resolved_parameters
+    )
+    hosts = [
+        resolved_parameters[name] for name in ("host", "hostaddr") if name in resolved_parameters
+    ]
+    mode = resolved_parameters.get("sslmode")
     # A service file that sets `prefer` looks like one that sets nothing: assume the safe case.
     if mode == _LIBPQ_DEFAULT and _LIBPQ_DEFAULT not in {
         parameters.get("sslmode"),
@@ -86,9 +92,10 @@ def transport(parameters: Mapping[str, Any], found: Mapping[str, str] | None = N
     return Transport(
         host=hosts[0] if hosts else "",
         # Without a mode nothing was read (e.g. the service is missing): treat it as not local.
-        is_local="sslmode" in found and all(map(_is_local, ",".join(hosts).split(","))),
+        is_local="sslmode" in resolved_parameters
+        and all(map(_is_local, ",".join(hosts).split(","))),
         mode=mode,
-        has_roots="sslrootcert" in found or _is_there(Path(_OWN_ROOTS).expanduser()),
+        has_roots="sslrootcert" in resolved_parameters or _is_there(Path(_OWN_ROOTS).expanduser()),
     )
 
 
@@ -146,9 +153,9 @@ def system_roots(bundles: Sequence[str] = BUNDLES) -> str | None:
 REMEDY = "sslmode=verify-full in `dsn`, with sslrootcert=FILE for your own CA; or leave sslmode out"
 
 
-def weakness(found: Transport) -> str:
+def weakness(transport: Transport) -> str:
     """Describe the risk of a weak mode."""
-    if found.mode in {"disable", "allow", "prefer"}:
+    if transport.mode in {"disable", "allow", "prefer"}:
         return "anyone on the network path can read and change everything"
     return "anyone on the network path can answer in the server's place"
 

@@ -137,14 +137,14 @@ class PollingCapture:
         # The pipeline waits for the position of the discovery: it must not wait for the next poll.
         self._positions.pass_by(found.lsn)
         self.polls.wake.set()
-        return self._without_faulty(replace(found, origin=server.origin))
+        return self._without_faulty(replace(found, server_id=server.server_id))
 
-    def _without_faulty(self, found: Discovery) -> Discovery:
+    def _without_faulty(self, discovery: Discovery) -> Discovery:
         """Refuse, for a time, the tables that can't be polled."""
         faults = self.polls.faults.lasting()
-        refused = [Refused(t, faults[t.id]) for t in found.tables if t.id in faults]
-        tables = tuple(t for t in found.tables if t.id not in faults)
-        return replace(found, tables=tables, refused=(*found.refused, *refused))
+        refused = [Refused(t, faults[t.id]) for t in discovery.tables if t.id in faults]
+        tables = tuple(t for t in discovery.tables if t.id not in faults)
+        return replace(discovery, tables=tables, refused=(*discovery.refused, *refused))
 
     def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
         """Retry at the next discovery those tables that are refused for some time after a fault."""
@@ -216,7 +216,7 @@ class PollingCapture:
         if is_behind:
             error = self._behind(reached, current)
             return Lost(error.what, remedy=error.remedy, is_behind=current < reached)
-        system, timeline, *kind = (committed.origin or server.origin).split("/")
+        system, timeline, *kind = (committed.server_id or server.server_id).split("/")
         if system != server.system_identifier:
             return Lost(
                 f"this server (system identifier {server.system_identifier}) is not the one that "

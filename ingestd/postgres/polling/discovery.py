@@ -116,7 +116,7 @@ class PolledTables:
         return Discovery(
             tuple(p.table for p in polled.values()),
             tuple(refused),
-            server.origin,
+            server.server_id,
             interrupted,
             rewritten,
             catalog.lsn,

@@ -18,43 +18,43 @@ class PollFaults:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._found: dict[TableId, tuple[TableError, float]] = {}
+        self._paused: dict[TableId, tuple[TableError, float]] = {}
         self._failures: Counter[TableId] = Counter()
 
     def __contains__(self, table: TableId) -> bool:
-        return table in self._found
+        return table in self._paused
 
     def pause(self, fault: TableError) -> None:
         """Stop polling a table."""
         self._failures[fault.table] += 1
         wait_s = WAITS.after(self._failures[fault.table])
-        self._found[fault.table] = fault, self._monotonic() + wait_s
+        self._paused[fault.table] = fault, self._monotonic() + wait_s
 
     def lasting(self) -> Mapping[TableId, TableError]:
         """Return the faults of tables that must not be retried yet."""
         now = self._monotonic()
-        return {name: why for name, (why, until) in self._found.items() if now < until}
+        return {name: why for name, (why, until) in self._paused.items() if now < until}
 
     @property
     def has_waited(self) -> bool:
         """True if a table can be retried."""
-        return len(self.lasting()) < len(self._found)
+        return len(self.lasting()) < len(self._paused)
 
     def try_again(self) -> None:
         """Drop the faults of tables that have waited: the caller checks these tables."""
         present = self.lasting().keys()
-        self._found = {name: found for name, found in self._found.items() if name in present}
+        self._paused = {name: fault for name, fault in self._paused.items() if name in present}
 
     def retry(self, tables: Collection[TableId]) -> Collection[TableId]:
         """End the wait of those tables that wait; return which these are."""
-        waiting = self._found.keys() & set(tables)
+        waiting = self._paused.keys() & set(tables)
         for table in waiting:
-            self._found[table] = self._found[table][0], -math.inf
+            self._paused[table] = self._paused[table][0], -math.inf
         return waiting
 
     def clear(self, table: TableId) -> None:
         """Record that a table is polled again."""
-        self._found.pop(table, None)
+        self._paused.pop(table, None)
 
     def succeeded(self, table: TableId) -> None:
         """Record that it was looked at."""

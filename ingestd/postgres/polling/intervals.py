@@ -51,10 +51,10 @@ class PollSchedule:
         """Record that a poll begins, which serves every request so far."""
         self.is_requested = False
 
-    def record_poll(self, now: float, *, found: bool, whole_s: float | None) -> None:
+    def record_poll(self, now: float, *, found_rows: bool, whole_s: float | None) -> None:
         """Record that it was polled; `whole_s`: the duration of a full scan, None without one."""
         self.failures = 0
-        self.pace = 1.0 if found else min(self.pace * GROWTH, QUIETEST)
+        self.pace = 1.0 if found_rows else min(self.pace * GROWTH, QUIETEST)
         if whole_s is not None:
             self.whole_at, self.whole_s = now, whole_s
         if self.is_requested:

@@ -97,12 +97,12 @@ class TablePoll:
     page_rows: int
     row_limit_bytes: int
     limit_s: float | None = None
-    found: list[FullXids] = field(default_factory=list)
+    found_xids: list[FullXids] = field(default_factory=list)
     peak: str | None = None
 
     def saw(self, rows: FoundRows) -> FoundRows:
         """Record rows that are delivered."""
-        self.found.append(np.unique(rows.xids))
+        self.found_xids.append(np.unique(rows.xids))
         return rows
 
 
@@ -157,13 +157,13 @@ async def scan_table(
             async for rows in found:
                 yield scan.saw(rows)
         scan.peak = await _peak(connection, polled, shape)
-        scan.progress = scan.progress.after_whole(ids, _all(scan.found), scan.peak)
+        scan.progress = scan.progress.after_whole(ids, _all(scan.found_xids), scan.peak)
     else:
         async with aclosing(_near(connection, scan, ids, shape)) as found:
             async for rows in found:
                 yield scan.saw(rows)
         scan.peak = await _peak(connection, polled, shape)
-        scan.progress = scan.progress.after_near(ids, _all(scan.found))
+        scan.progress = scan.progress.after_near(ids, _all(scan.found_xids))
     scan.progress = replace(scan.progress, lsn=await _shown(connection, now))
     _ensure_short(polled, scan.progress)
 
@@ -309,5 +309,5 @@ async def _peak(
     return None if row is None else row[0]
 
 
-def _all(found: Sequence[FullXids]) -> FullXids:
-    return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+def _all(xids: Sequence[FullXids]) -> FullXids:
+    return np.unique(np.concatenate(xids)) if xids else np.empty(0, np.int64)

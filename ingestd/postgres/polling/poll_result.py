@@ -59,7 +59,9 @@ class PollResult:
     def complete_table(self, outcome: TablePollResult, *, swept_at: float) -> None:
         """Record the result of a table; its last rows carry the progress."""
         if outcome.batches:
-            progress = replace(outcome.scan.progress, swept_at=swept_at, part=outcome.state.part)
+            progress = replace(
+                outcome.scan.progress, swept_at=swept_at, key_partition=outcome.state.key_partition
+            )
             outcome.batches[-1] = replace(outcome.batches[-1], resume=progress.to_text())
             self._begins_at(outcome.read_point.position)
             self._transactions += 1

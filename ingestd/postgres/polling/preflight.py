@@ -82,28 +82,28 @@ async def _check_server(
     connection: AsyncConnection[Any],
     source: str,
     settings: PollingSettings,
-    found: CheckFindings,
+    findings: CheckFindings,
     clock: Callable[[], datetime],
 ) -> None:
     server = await inspect_polled_server(connection)
     now = clock()
     info = connection.info
-    found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
-    _server(server, settings, now, found)
+    findings.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
+    _server(server, settings, now, findings)
     catalog = await read_catalog(settings)
     for missing in missing_tables(settings, catalog.present, catalog.not_tables):
         error = missing.error
-        found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
+        findings.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     definitions = TableDefinitions(settings)
     await definitions.use_catalog(connection, catalog, {})
     sizes = await _sizes(settings)
     for row in catalog.rows:
         if is_left_out(settings, row.id, catalog.columns.get(row.oid, ())):
-            found.note(f"table {row.id}", "ok", f"{NO_COLUMNS}: left out")
+            findings.note(f"table {row.id}", "ok", f"{NO_COLUMNS}: left out")
             continue
         polled = describe(row, catalog, definitions, settings, server.role)
         if isinstance(polled, Refused):
-            found.note(f"table {row.id}", "fail", polled.error.reason, polled.error.remedy)
+            findings.note(f"table {row.id}", "fail", polled.error.reason, polled.error.remedy)
             continue
         reading = _PolledReading(
             row,
@@ -113,33 +113,35 @@ async def _check_server(
             polled,
             sizes.get(row.id),
         )
-        _captured(reading, found)
-        await _cursor(connection, settings.dsn.get_secret_value(), reading, found)
-        _deletes(polled, found)
+        _captured(reading, findings)
+        await _cursor(connection, settings.dsn.get_secret_value(), reading, findings)
+        _deletes(polled, findings)
     for notice in unmatched_notices(settings, catalog.present, catalog.not_tables):
-        found.notice(notice)
-    found.lines += room_lines({source: await demand_of(connection, claim_of_polling(source), {})})
+        findings.notice(notice)
+    findings.lines += room_lines(
+        {source: await demand_of(connection, claim_of_polling(source), {})}
+    )
 
 
 def _server(
-    server: PolledServer, settings: PollingSettings, now: datetime, found: CheckFindings
+    server: PolledServer, settings: PollingSettings, now: datetime, findings: CheckFindings
 ) -> None:
     faults = server.faults()
     for fault in faults:
-        found.fault("server", fault)
+        findings.fault("server", fault)
     if not faults:
         what = ", a standby" if server.in_recovery else ""
-        found.note("server", "ok", f"PostgreSQL {server.version_text}{what}")
+        findings.note("server", "ok", f"PostgreSQL {server.version_text}{what}")
     if server.in_recovery and server.streaming_delay != "-1":
-        _standby(server, found)
+        _standby(server, findings)
     if server.in_recovery and settings.listen is not None:
-        found.fault(
+        findings.fault(
             "listen",
             OperatorError("a standby does not support LISTEN", remedy="remove `listen`"),
         )
     apart_s = abs((server.clock - now).total_seconds())
     if apart_s > CLOCK_S:
-        found.note(
+        findings.note(
             "clock",
             "warn",
             f"the server's clock and this machine's differ by {lasting(apart_s)}: reported "
@@ -148,16 +150,16 @@ def _server(
         )
 
 
-def _standby(server: PolledServer, found: CheckFindings) -> None:
+def _standby(server: PolledServer, findings: CheckFindings) -> None:
     if server.feedback:
-        found.note(
+        findings.note(
             "standby",
             "ok",
             "hot_standby_feedback is on; a query may still be cancelled for a lock that the "
             "primary took, and is then retried",
         )
         return
-    found.note(
+    findings.note(
         "standby",
         "warn",
         f"a query that is older than max_standby_streaming_delay ({server.streaming_delay}) is "
@@ -199,7 +201,7 @@ class _PolledReading:
         return self.size is not None and (self.size.bytes or 0) < SCAN_BYTES_PER_S
 
 
-def _captured(reading: _PolledReading, found: CheckFindings) -> None:
+def _captured(reading: _PolledReading, findings: CheckFindings) -> None:
     """Report what is captured of a table, by which columns and how often."""
     polled = reading.polled
     plain = table_of(reading.row, tuple(reading.columns.values()), BUILT_IN)
@@ -214,11 +216,11 @@ def _captured(reading: _PolledReading, found: CheckFindings) -> None:
         parts.append(f"deleted where {polled.deleted} is set")
     if polled.sweep_s is not None:
         parts.append(f"deletes detected every {lasting(polled.sweep_s)}")
-    found.note(f"table {reading.row.id}", "ok", "; ".join(parts))
+    findings.note(f"table {reading.row.id}", "ok", "; ".join(parts))
 
 
 async def _cursor(
-    connection: AsyncConnection[Any], dsn: str, reading: _PolledReading, found: CheckFindings
+    connection: AsyncConnection[Any], dsn: str, reading: _PolledReading, findings: CheckFindings
 ) -> None:
     """Report what a table's cursor, or the lack of one, costs or misses."""
     table, cursor = reading.row.id, reading.polled.cursor
@@ -226,7 +228,7 @@ async def _cursor(
     if cursor is None:
         likely = likely_cursors(reading.columns.values())
         hint = f", such as {likely[0].name!r}" if likely else ""
-        found.note(
+        findings.note(
             subject,
             "ok" if reading.is_small else "warn",
             f"none: every poll scans the entire table{reading.cost}",
@@ -237,7 +239,7 @@ async def _cursor(
     quoted = printed(sql.Identifier(column.name))
     if not is_indexed(reading.indexes, column.number):
         how = "CREATE INDEX" if reading.is_partitioned else "CREATE INDEX CONCURRENTLY"
-        found.note(
+        findings.note(
             subject,
             "warn",
             f"no index begins with {column.name!r}: every poll scans the entire table"
@@ -245,7 +247,7 @@ async def _cursor(
             f"{how} ON {qualified(table)} ({quoted});",
         )
     if column.nullable:
-        found.note(
+        findings.note(
             subject,
             "warn",
             f"{column.name!r} may be null: rows without a value are found only by scanning "
@@ -257,15 +259,15 @@ async def _cursor(
     try:
         is_growing = await _is_growing_uuid(connection, reading.polled, column.name)
     except TableError as error:
-        found.fault(subject, error)
+        findings.fault(subject, error)
         return
     except psycopg.Error as error:
         if connection.closed:
             raise
-        found.fault(subject, read_error(error, table, dsn))
+        findings.fault(subject, read_error(error, table, dsn))
         return
     if not is_growing:
-        found.note(
+        findings.note(
             subject,
             "warn",
             f"values of {column.name!r} are not of version 7: they do not increase, and changes "
@@ -289,10 +291,10 @@ async def _is_growing_uuid(
     return row is None or row[0] is not False
 
 
-def _deletes(polled: PolledTable, found: CheckFindings) -> None:
+def _deletes(polled: PolledTable, findings: CheckFindings) -> None:
     table = polled.table.id
     if polled.sweep_s is None and polled.deleted is None:
-        found.note(
+        findings.note(
             f"table {table}, deletes",
             "warn",
             "are not detected: rows that are deleted stay in the lake",

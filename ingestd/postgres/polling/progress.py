@@ -117,7 +117,7 @@ class PollProgress:
     `cursor`: the column of these values; `deleted`: the column that marks the rows left out.
     `lsn`: the server's position at the last poll: a server before it lacks what was seen.
     `swept_at`: when its last sweep ended, in Unix seconds by the daemon's clock; 0: not known.
-    `part`: the part of the lake's keys that the current sweep is at.
+    `key_partition`: the lake's keys that the current sweep is at.
     """
 
     whole: SeenXids
@@ -129,7 +129,7 @@ class PollProgress:
     deleted: str | None = None
     lsn: int = 0
     swept_at: float = 0.0
-    part: KeyPartition = WHOLE
+    key_partition: KeyPartition = WHOLE
 
     @classmethod
     def initial(
@@ -164,13 +164,13 @@ class PollProgress:
         """Return whether nothing can have been written since the last full scan."""
         return self.whole.below >= ids.end
 
-    def after_near(self, ids: PollXids, found: FullXids) -> PollProgress:
+    def after_near(self, ids: PollXids, xids: FullXids) -> PollProgress:
         """Return the progress after a near scan that read rows of these transactions."""
-        return replace(self, last=self.last.with_more(ids, found))
+        return replace(self, last=self.last.with_more(ids, xids))
 
-    def after_whole(self, ids: PollXids, found: FullXids, peak: str | None) -> PollProgress:
+    def after_whole(self, ids: PollXids, xids: FullXids, peak: str | None) -> PollProgress:
         """Return the progress after a full scan that read rows of these transactions."""
-        seen = self.whole.with_more(ids, self.last.xids, found)
+        seen = self.whole.with_more(ids, self.last.xids, xids)
         if ids.oldest < self.ahead_end:
             return replace(self, whole=seen, last=seen)
         return replace(
@@ -222,7 +222,7 @@ class PollProgress:
             "deleted": self.deleted,
             "lsn": self.lsn,
             "swept_at": self.swept_at,
-            "part": [self.part.number, self.part.count],
+            "part": [self.key_partition.number, self.key_partition.count],
         }
         return json.dumps(recorded, ensure_ascii=False, separators=(",", ":"))
 
@@ -253,7 +253,7 @@ class PollProgress:
             recorded.field("deleted").optional_text(),
             recorded.field("lsn").integer(),
             0.0 if swept_at.is_null else swept_at.seconds(),
-            WHOLE if part.is_null else _part(part),
+            WHOLE if part.is_null else _partition(part),
         )
 
 
@@ -283,7 +283,7 @@ def _seen(recorded: Recorded) -> SeenXids:
     return SeenXids(below, below + np.cumsum(steps))
 
 
-def _part(recorded: Recorded) -> KeyPartition:
+def _partition(recorded: Recorded) -> KeyPartition:
     number, count = recorded.items(2)
     parts = count.integer(1, _MOST_PARTS)
     if parts & (parts - 1):

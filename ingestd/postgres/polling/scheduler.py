@@ -27,8 +27,8 @@ from ingestd.postgres.connection.wal_position import await_flushed
 from ingestd.postgres.polling.faults import PollFaults
 from ingestd.postgres.polling.intervals import PollSchedule
 from ingestd.postgres.polling.keys.delete_sweep import SWEEPS, Sweep, SweepPolicy, absent
-from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import WHOLE
+from ingestd.postgres.polling.known_keys import KnownKeys
 from ingestd.postgres.polling.poll import (
     TablePoll,
     backend_of,
@@ -87,6 +87,12 @@ class PollScheduler:
         self._sweep: asyncio.Task[None] | None = None
         self.faults = PollFaults(monotonic)
         self.states: dict[TableId, PolledState] = {}
+        self._keys = KnownKeys(
+            log,
+            self.states,
+            memory_bytes=self._key_bytes,
+            least_bytes=sweeps.least_key_bytes,
+        )
         self.confirmed = ZERO
         self.wake = asyncio.Event()
         self.noticed = asyncio.Event()
@@ -95,7 +101,8 @@ class PollScheduler:
         self, tables: Sequence[PolledTable], progress: Mapping[TableId, PollProgress]
     ) -> None:
         """Poll these tables only, from now on; `progress`: of those that were polled before."""
-        before, self.states = self.states, {}
+        before = dict(self.states)
+        self.states.clear()
         now = self._monotonic()
         for polled in tables:
             name = polled.table.id
@@ -109,10 +116,10 @@ class PollScheduler:
                     state.progress, state.resumes_at = known.by(polled.by), ZERO
                     # By the wall clock: a daemon started daily must still sweep once a week.
                     state.turn.swept_at = now - max(0.0, self._wall() - known.swept_at)
-                    state.part = known.part
+                    state.key_partition = known.key_partition
             if state.polled.table != polled.table:
                 state.forget_missing()
-                state.part = WHOLE
+                state.key_partition = WHOLE
             state.polled, state.turn.interval_s = polled, polled.interval_s
             self.states[name] = state
         for state in before.values():
@@ -148,12 +155,6 @@ class PollScheduler:
         if is_due:
             self.wake.set()
         return is_due
-
-    def key_bytes_for(self, table: TableId) -> int:
-        """Return how many bytes a table's keys may take, of what other tables have left."""
-        others = (s.keys for name, s in self.states.items() if name != table)
-        taken: int = sum(k.nbytes for k in others if k is not None)
-        return max(0, self._key_bytes - taken)
 
     async def change_sets(self) -> AsyncGenerator[ChangeSet, None]:
         """Yield the results of polls, indefinitely; an empty change set when nothing is found."""
@@ -197,7 +198,7 @@ class PollScheduler:
 
     def _is_active(self, state: PolledState) -> bool:
         """Return whether it has been read; if tables are never read, it is polled immediately."""
-        return self._can_be_polled(state) and self._may_load(state)
+        return self._can_be_polled(state) and self._keys.can_be_loaded(state, self.confirmed)
 
     def _can_be_polled(self, state: PolledState) -> bool:
         if state.polled.table.id in self.faults or state.readings:
@@ -268,7 +269,7 @@ class PollScheduler:
                 async for batch in found:
                     if self._is_full((*poll.waiting, *outcome.batches)):
                         is_given = True
-                        await self._given(state, outcome.batches)
+                        await self._keys.record_delivered(state, outcome.batches)
                         yield poll.open_change_set(outcome)
                         outcome.batches = []
                     outcome.batches.append(batch)
@@ -303,7 +304,7 @@ class PollScheduler:
         while state.missing and state.polled.table == table:
             candidates = state.missing[0]
             gone = await absent(poll.connection, table, candidates, self._row_limit_bytes)
-            keys = await self._keys_of(state)
+            keys = await self._keys.load_keys(state)
             if keys is not None and gone.num_rows:
                 probe = vanished_rows(
                     table, gone, PollReadPoint(read_point.position, read_point.at)
@@ -327,7 +328,7 @@ class PollScheduler:
         async with aclosing(scan_table(poll.connection, scan, poll.now)) as pages:
             async for rows in pages:
                 scanned_s += self._monotonic() - started
-                keys = await self._keys_of(state)
+                keys = await self._keys.load_keys(state)
                 for batch in await asyncio.to_thread(rows.changes, outcome.read_point, keys):
                     yield batch
                 started = self._monotonic()
@@ -380,47 +381,15 @@ class PollScheduler:
         if outcome.is_due:
             state.progress, state.peak = outcome.scan.progress, outcome.scan.peak
             state.polled_at = started
-            state.turn.record_poll(self._monotonic(), found=found, whole_s=outcome.whole_s)
+            state.turn.record_poll(self._monotonic(), found_rows=found, whole_s=outcome.whole_s)
             self.faults.succeeded(state.polled.table.id)
         if found:
             state.resumes_at = min(state.resumes_at, outcome.read_point.position)
         if outcome.deleted:
             state.deleted_at = outcome.read_point.position
-        await self._given(state, outcome.batches)
+        await self._keys.record_delivered(state, outcome.batches)
 
-    # --- keys and sweeps ---------------------------------------------------------------------
-
-    async def _keys_of(self, state: PolledState) -> KeySet | None:
-        """Return the keys that the lake holds of a table; None if there are too many."""
-        async with state.loading:  # a poll and a sweep may both need them
-            if not state.knows_keys and self._log is not None:
-                table = state.polled.table
-                limit, before = self.key_bytes_for(table.id), state.forgotten
-                keys = await KeySet.load(
-                    self._log,
-                    table,
-                    limit_bytes=limit,
-                    least_bytes=self._sweeps.least_key_bytes,
-                )
-                if before == state.forgotten:
-                    state.keys, state.knows_keys = keys, True
-        return state.keys
-
-    def _may_load(self, state: PolledState) -> bool:
-        """Return whether its keys are known, or can be: the lake has all that was delivered."""
-        if state.knows_keys or self._log is None or state.load_above == ZERO:
-            return True
-        return state.load_above < self.confirmed
-
-    async def _given(self, state: PolledState, batches: Sequence[TableBatch]) -> None:
-        """Record the keys of rows that were delivered."""
-        keys = state.keys
-        if keys is None:
-            return
-        for batch in batches:
-            await asyncio.to_thread(keys.apply_changes, batch)
-        if keys.nbytes > self.key_bytes_for(state.polled.table.id):
-            state.keys = None
+    # --- sweeps ------------------------------------------------------------------------------
 
     def _start_sweep(self) -> None:
         if self._sweep is not None or self._log is None:
@@ -449,7 +418,7 @@ class PollScheduler:
 
     async def _run_sweep(self, state: PolledState, log: ChangeLog) -> None:
         table = state.polled.table
-        keys = await self._keys_of(state)
+        keys = await self._keys.load_keys(state)
         sweep = Sweep(
             self._settings,
             table,
@@ -458,8 +427,8 @@ class PollScheduler:
             key_bytes=self._key_bytes,
             row_limit_bytes=self._row_limit_bytes,
             policy=self._sweeps,
-            first=state.part,
-            began=state.begin_part,
+            first=state.key_partition,
+            began=state.begin_partition,
         )
         state.unlooked = False
         async with aclosing(sweep.missing()) as found:
@@ -474,7 +443,7 @@ class PollScheduler:
                 if state.unlooked:
                     what = f"{self._where}: {table.id} could not be polled for a sweep"
                     raise TransientError(what, reason="sweep_cut_off")
-        state.part = WHOLE
+        state.key_partition = WHOLE
 
     def _raise_sweeps_fault(self) -> None:
         """Drop a sweep that has ended. Raises its error, unless that is transient."""

@@ -63,7 +63,7 @@ class PolledServer:
     clock: datetime
 
     @property
-    def origin(self) -> str:
+    def server_id(self) -> str:
         """The server's identity as the lake records it: LSNs are comparable only within it.
 
         It includes the kind of capture: another kind relies on what it kept in the source, and

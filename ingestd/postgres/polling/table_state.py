@@ -23,10 +23,10 @@ class PolledState:
 
     `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
     `forgotten`: how often they had to be loaded again. `missing`: keys that a sweep did not find,
-    for the next poll to look up (`swept`: it has, or they were dropped: `unlooked`). `part`: the
-    part that the current or interrupted sweep is at. `deleted_at`: position of the last rows that
-    a sweep led to. `resumes_at`: position of the first rows that carried the progress. `peak`: the
-    highest cursor at the last poll, which began at `polled_at` (monotonic).
+    for the next poll to look up (`swept`: it has, or they were dropped: `unlooked`).
+    `key_partition`: where the current or interrupted sweep is. `deleted_at`: position of the last
+    rows that a sweep led to. `resumes_at`: position of the first rows that carried the progress.
+    `peak`: the highest cursor at the last poll, which began at `polled_at` (monotonic).
 
     While snapshots read it (`readings`) it is not polled: the rows that they see would be a `c`.
     Polling continues, and its keys are loaded, once everything up to `load_above` is durable.
@@ -40,7 +40,7 @@ class PolledState:
     missing: list[pa.RecordBatch] = field(default_factory=list)
     swept: asyncio.Event = field(default_factory=asyncio.Event)
     unlooked: bool = False
-    part: KeyPartition = WHOLE
+    key_partition: KeyPartition = WHOLE
     deleted_at: Lsn = ZERO
     resumes_at: Lsn = NEVER
     readings: int = 0
@@ -60,12 +60,12 @@ class PolledState:
         """When its keys must be swept next (monotonic)."""
         return self.turn.swept_at + self.sweep_s
 
-    def begin_part(self, part: KeyPartition) -> None:
-        """Record that a sweep has completed all parts before this one."""
-        self.part = part
+    def begin_partition(self, partition: KeyPartition) -> None:
+        """Record that a sweep has completed all partitions before this one."""
+        self.key_partition = partition
 
     def forget_missing(self) -> None:
-        """Drop what a sweep found: the sweep restarts its part."""
+        """Drop what a sweep found: the sweep restarts its partition."""
         self.unlooked = self.unlooked or bool(self.missing)
         self.missing.clear()
         self.swept.set()
@@ -73,5 +73,5 @@ class PolledState:
     def forget_keys(self, above: Lsn) -> None:
         """Load the keys again, once the lake is durable above this position."""
         self.keys, self.knows_keys, self.load_above = None, False, above
-        self.part = WHOLE
+        self.key_partition = WHOLE
         self.forgotten += 1

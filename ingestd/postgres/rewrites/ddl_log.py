@@ -92,24 +92,24 @@ def parse(content: bytes) -> DdlEvent | None:
         return None
 
 
-def _event(found: Any, *, is_text: bool) -> DdlEvent | None:  # noqa: ANN401 - anyone's JSON
-    command, what = found["kind"], found["what"]
-    is_known = _number(found["v"]) == VERSION and what in _KINDS
+def _event(recorded: Any, *, is_text: bool) -> DdlEvent | None:  # noqa: ANN401 - anyone's JSON
+    command, what = recorded["kind"], recorded["what"]
+    is_known = _number(recorded["v"]) == VERSION and what in _KINDS
     if not is_known or _COMMAND.fullmatch(command) is None:
         return None
-    names = found.get("schema"), found.get("name")
+    names = recorded.get("schema"), recorded.get("name")
     table = TableId(*names) if is_text and all(isinstance(n, str) for n in names) else None
-    root, types, leaves, labels = (found.get(k) for k in ("root", "types", "leaves", "labels"))
+    root, types, leaves, labels = (recorded.get(k) for k in ("root", "types", "leaves", "labels"))
     return DdlEvent(
         command,
         what,
-        _number(found["oid"]),
+        _number(recorded["oid"]),
         table,
         None if root is None else _number(root),
         None if types is None else {int(n): _number(t) for n, t in types.items()},
         None if leaves is None else frozenset(map(_number, leaves)),
         None if labels is None else {int(n): str(label) for n, label in labels.items()},
-        _number(found.get("why", 0)),
+        _number(recorded.get("why", 0)),
     )
 
 

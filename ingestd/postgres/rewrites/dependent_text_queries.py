@@ -121,13 +121,13 @@ async def holds(
     connection: AsyncConnection[Any],
     table: int,
     uses: Sequence[TypeUse],
-    found: Sequence[StaleText],
+    texts: Sequence[StaleText],
 ) -> bool:
     """Return whether a table has a row with a value whose text may have changed.
 
     True if the table can't be read. Raises psycopg.Error.
     """
-    by_type = {doubt.type: doubt for doubt in found}
+    by_type = {doubt.type: doubt for doubt in texts}
     columns = {use.column: use.type_oid for use in uses if use.type in by_type}
     types = await list_types(connection, columns.values())
     unsteady = await _unsteady(connection, types)

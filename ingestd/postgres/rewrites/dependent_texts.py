@@ -164,9 +164,9 @@ def _doubt(then: TypeTexts | None, now: TypeTexts) -> StaleText | None:
     return StaleText(now.type, buckets=buckets, last=then.last, is_above=is_above)
 
 
-def reason_of(found: Iterable[StaleText]) -> str:
+def reason_of(texts: Iterable[StaleText]) -> str:
     """Return why a table that holds such values is re-read."""
-    if any(doubt.is_total for doubt in found):
+    if any(doubt.is_total for doubt in texts):
         return "the earlier texts of its values are not known"
     return "an object that its values refer to was renamed, moved or dropped"
 

@@ -25,8 +25,8 @@ GIVEN_BYTES = 16 << 20
 class BlockDecoder:
     """One block's change sets.
 
-    Set by the first `some`: `reply_requested`, the server waits for a reply; `ended`, the error
-    with which it ended the stream after these change sets.
+    Set by the first `decode_some`: `reply_requested`, the server waits for a reply; `ended`, the
+    error with which it ended the stream after these change sets.
     """
 
     def __init__(

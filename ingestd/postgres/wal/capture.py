@@ -49,8 +49,8 @@ from ingestd.postgres.wal.continuity import continuity_of, server_end
 from ingestd.postgres.wal.discovery import SourceTables
 from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.lag import slot_lag
-from ingestd.postgres.wal.publication import prepare_publication
-from ingestd.postgres.wal.publication_sql import is_locked
+from ingestd.postgres.wal.publication.alteration import is_locked
+from ingestd.postgres.wal.publication.preparation import prepare_publication
 from ingestd.postgres.wal.relation_cache import Relations
 from ingestd.postgres.wal.server import WalServer, inspect_server, position_of, server_notices
 from ingestd.postgres.wal.slot_snapshot import SlotSnapshot
@@ -236,7 +236,7 @@ class WalCapture:
                 self._settings,
                 tables,
                 is_live=self._is_live,
-                evicts=self._passes and not self._is_live,
+                only_these=self._passes and not self._is_live,
                 where=self._where,
             )
             busy = frozenset(change.refused)
@@ -411,10 +411,10 @@ class WalCapture:
             raise self._without_slot()
         return slot.confirmed_lsn
 
-    async def _server_position(self, lineage: str) -> Lsn:
+    async def _server_position(self, queried_id: str) -> Lsn:
         """Query on the connection that is never busy for long."""
         with self._control.errors("position"):
-            return await position_of(await self._monitoring(), lineage)
+            return await position_of(await self._monitoring(), queried_id)
 
     async def _monitoring(self) -> AsyncConnection[Any]:
         async with self._monitor_lock:  # queries for a position and for lag

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 import psycopg
@@ -38,11 +39,8 @@ from ingestd.model.row_checks import row_limit_bytes
 from ingestd.postgres.connection.errors import (
     FULL,
     classify,
-    failed_row_at,
     is_of_a_row,
-    why_unsendable,
 )
-from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.block_decoder import BlockDecoder
 from ingestd.postgres.wal.drain.decision import DrainDecision
@@ -62,14 +60,9 @@ from ingestd.postgres.wal.server import AskPosition, ServerPosition, WalServer
 from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
-from ingestd.postgres.wal.slots.slot import moved_slot, older_slot, skipped
+from ingestd.postgres.wal.slots.slot import moved_slot, skipped
 from ingestd.postgres.wal.spool import FileSpool, SpoolPolicy
-
-_REREAD = (
-    "the server still sends what is in the WAL as it was written. To give up these changes: correct"
-    " the row in its table, or exclude its column (`exclude_columns`); then set slot_lost = "
-    '"resnapshot" and snapshot = "initial": all tables are re-snapshotted from a new slot'
-)
+from ingestd.postgres.wal.stream_faults import StreamFaults
 
 
 class ChangeStream:
@@ -104,8 +97,9 @@ class ChangeStream:
         self._drain_policy = drain_policy
         self._spool_policy = spool
         self._decode_gap = decode_gap
+        self._faults = StreamFaults(source, settings, decode_gap, spool)
         self._position = ZERO
-        self._lineage = ""
+        self._queried_id = ""
         self._encoding: Encoding | None = None
         self._drain: Drain | None = None
         self._decoder: PgoutputDecoder | None = None
@@ -120,15 +114,15 @@ class ChangeStream:
 
         Call `server_is_at` first. Raises TransientError, OperatorError, ProtocolError.
         """
-        self._position, self._lineage = start, server.lineage
+        self._position, self._queried_id = start, server.queried_id
         self._encoding = encoding_of(server.encoding)
         self._server_at.mark_uncertain()
-        self.confirmation.begin(start, server.lineage)
+        self.confirmation.begin(start, server.queried_id)
         await self._read_failed_transaction(start, server)
         while True:
             async with contextlib.aclosing(self._drain_backlogs()) as change_sets:
                 async for change_set in change_sets:
-                    await self._server_at.ensure_reached(change_set.position, self._lineage)
+                    await self._server_at.ensure_reached(change_set.position, self._queried_id)
                     yield self._deliver(change_set)
                     self._position = max(self._position, change_set.position)
             async with contextlib.aclosing(self._streamed(self._position, server)) as change_sets:
@@ -192,7 +186,7 @@ class ChangeStream:
         after = self._decode_gap.failed_after
         if after is None or after < start:
             return
-        end = await self._server_at.query_end(self._lineage)
+        end = await self._server_at.query_end(self._queried_id)
         stream = await self._open_stream(after, server, start, streams_in_progress=False)
         self._encoding = stream.encoding
         decoder, spool = self._new_decoder(lambda _: None), self._new_spool()
@@ -230,7 +224,7 @@ class ChangeStream:
                 found = await asyncio.to_thread(decoding.decode_some)
                 if decoding.reply_requested:  # the reply may wait until an epoch is durable
                     self.confirmation.request_reply(decoder.position)
-                await self._server_at.ensure_reached(decoder.position, self._lineage)
+                await self._server_at.ensure_reached(decoder.position, self._queried_id)
                 stream.set_received(decoder.position)
                 for change_set in found:
                     yield self._deliver(change_set)
@@ -253,89 +247,21 @@ class ChangeStream:
     def _raise_end(
         self, raised: IngestdError, *, streams_in_progress: bool, is_alone: bool = False
     ) -> NoReturn:
-        """Raise what this end of the stream means for the next start."""
-        fault = raised
-        if isinstance(raised, ProtocolError) and self._decoder is not None:
-            fault = self._with_location(raised, "stream", self._decoder.position)
-        fault = self._classify_end(
-            fault, streams_in_progress=streams_in_progress, is_alone=is_alone
+        """Raise what this end of the stream means for the next start (`StreamFaults`)."""
+        decoder, fault = self._decoder, raised
+        if isinstance(raised, ProtocolError) and decoder is not None:
+            fault = self._with_location(raised, "stream", decoder.position)
+        after = self._position if decoder is None else decoder.position
+        find = None if decoder is None else partial(self._relations.suspects, decoder)
+        fault = self._faults.meaning_of(
+            fault,
+            after,
+            streams_in_progress=streams_in_progress,
+            find_suspects=find if is_alone else None,
         )
         if fault is raised:
             raise raised
         raise fault from raised.__cause__ or raised
-
-    def _classify_end(
-        self, error: IngestdError, *, streams_in_progress: bool, is_alone: bool
-    ) -> IngestdError:
-        """Return what this end of the stream means for the next start; else the error itself.
-
-        `is_alone`: the stream began with the transaction that failed.
-        """
-        cause = error.__cause__
-        if isinstance(error, TransientError) and not is_of_a_row(cause):
-            return error
-        if self._is_of_publication(cause):
-            fault = older_slot(
-                self._settings.slot, self._settings.publication, f"source {self._source}, stream"
-            )
-            if not self._settings.manage:
-                return fault
-            self._decode_gap.lacks_publication = True  # `continuity` reports a gap
-            return TransientError(fault.what, reason="publication_lost")
-        if streams_in_progress:
-            # Servers up to 18 fail at some transactions with DDL and savepoints whenever they send
-            # them while open, and not after (could not map filenode ... to relation OID).
-            self._spool_policy.is_refused = True
-            return TransientError(
-                error.what,
-                reason="open_transactions",
-                remedy="nothing to do: the next connection has transactions sent after they commit",
-            )
-        if isinstance(cause, psycopg.Error) and is_of_a_row(cause):
-            return self._row_error(error, cause, is_alone=is_alone)
-        return error
-
-    def _row_error(
-        self, error: IngestdError, cause: psycopg.Error, *, is_alone: bool
-    ) -> IngestdError:
-        """Return the error of a row that the server can't output, wherever the slot is read.
-
-        The slot can't pass it, so if it fails there repeatedly, its changes are lost: `continuity`
-        reports that, and all tables are re-read from a new slot, except those that are kept out
-        (`decode_gap`). Only if the config allows it; otherwise the operator decides.
-        """
-        settings, decode_gap, decoder = self._settings, self._decode_gap, self._decoder
-        if not (settings.slot_lost == "resnapshot" and settings.snapshot == "initial"):
-            return OperatorError(error.what, remedy=_REREAD)
-        in_its_table = f"correct it in its table; or {self._skip_row_remedy('its column')}"
-        if not settings.manage:
-            return OperatorError(error.what, remedy=in_its_table)
-        after = self._position if decoder is None else decoder.position
-        failures = decode_gap.fail(failed_row_at(cause) or str(after), after)
-        is_memory = isinstance(cause, psycopg.errors.OutOfMemory)
-        if decoder is None or not is_alone or failures < (5 if is_memory else 2):
-            remedy = "nothing to do: retried; then all tables are re-snapshotted"
-            return TransientError(error.what, reason="row_not_sent", remedy=remedy)
-        suspects = self._relations.suspects(decoder)
-        wait_s = decode_gap.wait_s(suspects)
-        if wait_s > 0 and not decode_gap.can_keep_out(suspects):
-            return OperatorError(error.what, remedy=in_its_table)
-        if wait_s > 0:
-            remedy = (
-                f"nothing to do: in {wait_s / 60:.0f} min all tables are re-snapshotted. To prevent"
-                " that, find the role that writes such rows by the tables that are stopped, and "
-                "revoke its right to write them"
-            )
-            return TransientError(error.what, reason="row_not_sent", remedy=remedy)
-        why = why_unsendable(cause) or loggable_message(cause)
-        decode_gap.undecodable = f"slot {settings.slot!r} can't pass a row: {why}"
-        decode_gap.accuse(suspects, why)
-        return TransientError(error.what, reason="row_not_sent")
-
-    def _is_of_publication(self, fault: BaseException | None) -> bool:
-        if not isinstance(fault, psycopg.errors.UndefinedObject):
-            return False
-        return f'"{self._settings.publication}"' in (fault.diag.message_primary or "")
 
     async def _open_stream(
         self, start: Lsn, server: WalServer, slot_at: Lsn, *, streams_in_progress: bool
@@ -351,7 +277,7 @@ class ChangeStream:
                 messages=self._settings.logs_ddl,
                 where=f"source {self._source}, stream",
                 limits=self._limits(server),
-                lineage=self._lineage,
+                queried_id=self._queried_id,
             )
             try:
                 await self._ensure_not_moved(self._position)
@@ -422,7 +348,7 @@ class ChangeStream:
             self._settings.publication,
             self._drain_policy,
             target - start,
-            lineage=self._lineage,
+            queried_id=self._queried_id,
             row_limit_bytes=self._row_limit_bytes,
         )
         try:
@@ -466,15 +392,6 @@ class ChangeStream:
         """Log why a backlog is streamed."""
         log = structlog.get_logger("ingestd")
         log.warning("catch_up.refused", source=self._source, reason=reason, remedy=remedy)
-
-    def _skip_row_remedy(self, what: str) -> str:
-        """Return how to get past a row that can't be sent: its table is not known here."""
-        return (
-            f"exclude {what} (`exclude_columns`), or its table. The server still "
-            "sends what is in the WAL as it was written, so then: stop ingestd, SELECT "
-            "pg_catalog.pg_drop_replication_slot("
-            f"'{self._settings.slot}'); and start it: all tables are re-snapshotted"
-        )
 
     def _new_decoder(self, resolve: ResolveRelation | None = None) -> PgoutputDecoder:
         hold_bytes = min(8 << 20, bytes_of(HELD_MESSAGES, self._memory_bytes))

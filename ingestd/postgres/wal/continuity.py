@@ -102,7 +102,7 @@ async def continuity_of(
     publication = await find_publication(control, settings.publication)
     current = await current_position(control)
     switched: Mapping[int, Lsn] = {}
-    if committed.origin not in {None, server.origin}:
+    if committed.server_id not in {None, server.server_id}:
         switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
     found = SlotContinuity(server, current, slot, publication is not None, switched, decode_gap)
     return judge(found, settings, committed, where=where)
@@ -113,7 +113,7 @@ async def server_end(
 ) -> ServerEnd:
     """Return the end of what this server can have sent to this lake. Raises psycopg.Error."""
     current = await current_position(control)
-    system, _, timeline = (committed.origin or server.origin).partition("/")
+    system, _, timeline = (committed.server_id or server.server_id).partition("/")
     if "/" in timeline:
         return ServerEnd(Lsn(current + POLLED_AHEAD_BYTES), server.in_recovery)
     if system == server.system_identifier and timeline != str(server.timeline):
@@ -126,28 +126,30 @@ async def server_end(
 
 
 def judge(
-    found: SlotContinuity, settings: WalSettings, committed: LakeState, *, where: str
+    present: SlotContinuity, settings: WalSettings, committed: LakeState, *, where: str
 ) -> Continuity:
     """Return the result; see the module for the order, and `continuity_of` for the errors."""
-    server, slot, position = found.server, found.slot, committed.position
+    server, slot, position = present.server, present.slot, committed.position
     reached = max(position or ZERO, committed.floor or ZERO)
-    if found.current < reached:
-        return _behind(found, settings.slot, reached, committed, where)
+    if present.current < reached:
+        return _behind(present, settings.slot, reached, committed, where)
     fault = None if slot is None else slot.fault(settings.slot, server.database)
     if fault is not None:
         raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
-    lost = _not_the_lake(found, settings, committed)
+    lost = _not_the_lake(present, settings, committed)
     if lost is not None:
         return LakeLost(lost)
     if position is None or not committed.needs_continuity:
         return Fresh()
-    gap = _gap(found, settings, committed, position)
+    gap = _gap(present, settings, committed, position)
     return Resumed() if gap is None else Lost(gap)
 
 
-def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeState) -> str | None:
+def _not_the_lake(
+    present: SlotContinuity, settings: WalSettings, committed: LakeState
+) -> str | None:
     """Return why this is not the lake that the slot was read into; None if it may be."""
-    slot, position = found.slot, committed.position
+    slot, position = present.slot, committed.position
     if slot is None or not (settings.manage or slot.read_transactions > 0):
         return None
     read = f"slot {settings.slot!r} was read to {slot.confirmed}"
@@ -158,7 +160,7 @@ def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeS
         )
     if position is None or not committed.needs_continuity or slot.is_lost:
         return None
-    other = _other_server(committed.origin or found.server.origin, found.server)
+    other = _other_server(committed.server_id or present.server.server_id, present.server)
     if other is not None:
         return f"{other}; and {read} here: it is another source's lake"
     if (slot.confirmed_lsn or ZERO) > position:
@@ -170,32 +172,32 @@ def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeS
 
 
 def _gap(
-    found: SlotContinuity, settings: WalSettings, committed: LakeState, position: Lsn
+    present: SlotContinuity, settings: WalSettings, committed: LakeState, position: Lsn
 ) -> str | None:
     """Return why the server may lack changes that follow the lake; None if it has them all."""
-    server = found.server
-    origin = committed.origin or server.origin
-    other = _other_server(origin, server)
+    server = present.server
+    server_id = committed.server_id or server.server_id
+    other = _other_server(server_id, server)
     if other is not None:
         return other
-    if "/" in origin.partition("/")[2]:
+    if "/" in server_id.partition("/")[2]:
         return "the lake's rows came by another kind of capture, which did not move the slot"
-    timeline = origin.partition("/")[2]
+    timeline = server_id.partition("/")[2]
     if timeline != str(server.timeline):
         reached = max(position, committed.floor or ZERO)
-        parted = _parted(found, settings.slot, timeline, reached)
+        parted = _parted(present, settings.slot, timeline, reached)
         if parted is not None:
             return parted
-    if not found.has_publication:
+    if not present.has_publication:
         # Re-created, it is unknown to the WAL that the slot has yet to decode.
         return f"publication {settings.publication!r} does not exist"
-    lacked = found.decode_gap.why(settings.publication)
-    return lacked or gap_before(found.slot, settings.slot, position)
+    lacked = present.decode_gap.why(settings.publication)
+    return lacked or gap_before(present.slot, settings.slot, position)
 
 
-def _other_server(origin: str, server: WalServer) -> str | None:
+def _other_server(server_id: str, server: WalServer) -> str | None:
     """Return why the lake's rows are not from this server; None if they are."""
-    system = origin.partition("/")[0]
+    system = server_id.partition("/")[0]
     if system != server.system_identifier:
         return (
             f"this server (system identifier {server.system_identifier}) is not the one that the "
@@ -204,11 +206,11 @@ def _other_server(origin: str, server: WalServer) -> str | None:
     return None
 
 
-def _parted(found: SlotContinuity, name: str, timeline: str, reached: Lsn) -> str | None:
+def _parted(present: SlotContinuity, name: str, timeline: str, reached: Lsn) -> str | None:
     """Return why a server on another timeline does not continue the lake; None if it may."""
-    server, slot = found.server, found.slot
+    server, slot = present.server, present.slot
     promoted = f"the server was promoted or restored (timeline {timeline}, now {server.timeline})"
-    switched = found.switched.get(int(timeline)) if timeline.isdigit() else None
+    switched = present.switched.get(int(timeline)) if timeline.isdigit() else None
     if switched is None:
         return f"{promoted}: its history does not have the lake's timeline"
     if server.version < FIRST_DECODING_STANDBY:
@@ -228,25 +230,25 @@ def _parted(found: SlotContinuity, name: str, timeline: str, reached: Lsn) -> st
 
 
 def _behind(
-    found: SlotContinuity, slot: str, reached: Lsn, committed: LakeState, where: str
+    present: SlotContinuity, slot: str, reached: Lsn, committed: LakeState, where: str
 ) -> Lost:
-    is_polled = (committed.origin or "").count("/") > 1
-    if is_polled and reached - found.current < POLLED_AHEAD_BYTES:
+    is_polled = (committed.server_id or "").count("/") > 1
+    if is_polled and reached - present.current < POLLED_AHEAD_BYTES:
         raise TransientError(
             f"{where}: the lake was written by polling, whose positions run ahead of a server that "
             "writes nothing",
             reason="server_idle",
             remedy="wait for it, or SELECT pg_logical_emit_message(true, '', '');",
         )
-    what = f"the lake ends at {reached}, the server is at {found.current}"
-    if found.server.in_recovery:
+    what = f"the lake ends at {reached}, the server is at {present.current}"
+    if present.server.in_recovery:
         raise TransientError(
             f"{where}: {what}: the standby has not replayed all that the lake has",
             reason="standby_behind",
             remedy="wait, or find out what delays its replay",
         )
     what += ": it was restored from an older backup, or it is another server"
-    segments = reached // WAL_SEGMENT_BYTES - found.current // WAL_SEGMENT_BYTES + 1
+    segments = reached // WAL_SEGMENT_BYTES - present.current // WAL_SEGMENT_BYTES + 1
     advance = "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()"
     remedy = (
         "give this server its own lake.uri or source name. Or, to re-read all tables into this "

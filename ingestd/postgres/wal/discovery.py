@@ -40,7 +40,7 @@ from ingestd.postgres.rewrites.tracker import (
 )
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.enum_labels import EnumColumns, enum_columns, unknown_labels
-from ingestd.postgres.wal.publication import PublicationRefusals, unpublishable
+from ingestd.postgres.wal.publication.preparation import PublicationRefusals, unpublishable
 from ingestd.postgres.wal.server import WalServer
 from ingestd.postgres.wal.slots.decode_gap import SlotDecodeGap
 
@@ -170,7 +170,7 @@ class SourceTables:
         return Discovery(
             tuple(accepted),
             tuple(found.refused),
-            server.origin,
+            server.server_id,
             interrupted,
             rewritten,
             catalog.lsn,

@@ -43,18 +43,22 @@ from ingestd.postgres.rewrites.ddl_script import REMEDY, ddl_log_fault, script
 from ingestd.postgres.server_capacity import SENDERS, SLOTS, demand_of, room_lines
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S, read_fault
-from ingestd.postgres.wal.publication_sql import (
+from ingestd.postgres.wal.publication.alteration import (
+    possible_lists,
+    refused_by_trigger,
+    why_refused,
+)
+from ingestd.postgres.wal.publication.statements import (
     ColumnLists,
     add_statement,
-    check_publication,
     column_lists,
-    kept_out,
     outdated,
+)
+from ingestd.postgres.wal.publication.unmanaged import (
+    check_publication,
     owned_by_others,
     owners_statement,
     partitioned_of,
-    possible_lists,
-    refused_by_trigger,
 )
 from ingestd.postgres.wal.server import WalServer, inspect_server, server_notices
 from ingestd.postgres.wal.slots.slot import Slot, find_slot, slot_fault
@@ -87,34 +91,34 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
 
 
 async def _check_server(
-    connection: AsyncConnection[Any], source: str, settings: WalSettings, found: CheckFindings
+    connection: AsyncConnection[Any], source: str, settings: WalSettings, findings: CheckFindings
 ) -> None:
     dsn = settings.dsn.get_secret_value()
     server = await inspect_server(connection, dsn)
     info = connection.info
-    found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
-    _server(server, found)
+    findings.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
+    _server(server, findings)
     async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as reading:
-        tables = await _tables(connection, reading, settings, server, found)
-    await _publication(connection, settings, server, tables, found)
-    holder = await _room(connection, source, settings, server, found)
+        tables = await _tables(connection, reading, settings, server, findings)
+    await _publication(connection, settings, server, tables, findings)
+    holder = await _room(connection, source, settings, server, findings)
     if settings.logs_ddl:
         sent = await published(connection, settings.publication, server.version)
-        await _ddl_log(connection, [t.oid for t in tables if t.id in sent], found)
+        await _ddl_log(connection, [t.oid for t in tables if t.id in sent], findings)
     slot = await find_slot(connection, settings.slot)
-    _slot(slot, settings, server, found, holder)
+    _slot(slot, settings, server, findings, holder)
 
 
 async def _ddl_log(
-    connection: AsyncConnection[Any], tables: Sequence[int], found: CheckFindings
+    connection: AsyncConnection[Any], tables: Sequence[int], findings: CheckFindings
 ) -> None:
     """Check the event triggers; the remedy is the script, to be pasted."""
     fault = await ddl_log_fault(connection, tables)
     if fault is None:
-        found.note("ddl_log", "ok", "event triggers and triggers for TRUNCATE are in place")
+        findings.note("ddl_log", "ok", "event triggers and triggers for TRUNCATE are in place")
         return
     remedy = script() if fault.remedy == REMEDY else fault.remedy
-    found.note(
+    findings.note(
         "ddl_log",
         "warn",
         f"{fault.what}: only the catalog checks apply",
@@ -122,16 +126,16 @@ async def _ddl_log(
     )
 
 
-def _server(server: WalServer, found: CheckFindings) -> None:
+def _server(server: WalServer, findings: CheckFindings) -> None:
     faults = server.faults()
     for fault in faults:
-        found.fault("server", fault)
+        findings.fault("server", fault)
     if not faults:
-        found.note(
+        findings.note(
             "server", "ok", f"PostgreSQL {server.version_text}, wal_level logical, replication"
         )
     if not faults and server.in_recovery and not server.feedback:
-        found.note(
+        findings.note(
             "standby",
             "warn",
             "hot_standby_feedback is off: the primary may remove what the slot needs, and "
@@ -141,7 +145,7 @@ def _server(server: WalServer, found: CheckFindings) -> None:
             "primary_slot_name set to a slot of the primary",
         )
     if server.max_senders == 0:
-        found.note("max_wal_senders", "fail", "0: no replication connections", FREE_A_SENDER)
+        findings.note("max_wal_senders", "fail", "0: no replication connections", FREE_A_SENDER)
 
 
 async def _room(
@@ -149,11 +153,11 @@ async def _room(
     source: str,
     settings: WalSettings,
     server: WalServer,
-    found: CheckFindings,
+    findings: CheckFindings,
 ) -> ClaimHolder | None:
     """Report what the server has no room for; return the holder of the claim."""
     demand = await demand_for(connection, settings)
-    found.lines += room_lines({source: demand})
+    findings.lines += room_lines({source: demand})
     holder = await claim_holder(connection, settings.slot)
     if holder is None and not server.faults() and server.max_senders:
         dsn = settings.dsn.get_secret_value()
@@ -161,7 +165,7 @@ async def _room(
             async with await connect(dsn, replication=True) as walsender:
                 await walsender.execute("IDENTIFY_SYSTEM")
         except psycopg.Error as error:
-            found.fault("replication", classify(error, f"source {source}, replication", dsn))
+            findings.fault("replication", classify(error, f"source {source}, replication", dsn))
     return holder
 
 
@@ -178,13 +182,13 @@ async def _tables(
     reading: AsyncConnection[Any],
     settings: WalSettings,
     server: WalServer,
-    found: CheckFindings,
+    findings: CheckFindings,
 ) -> list[Table]:
     catalog = await read_catalog(settings)
     dsn = settings.dsn.get_secret_value()
     for missing in missing_tables(settings, catalog.present, catalog.not_tables):
         error = missing.error
-        found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
+        findings.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     publication = catalog.publication
     is_ours = settings.manage and (publication is None or publication.owned)
     definitions = TableDefinitions(settings)
@@ -197,12 +201,12 @@ async def _tables(
         sent = catalog.published.get(row.id)
         subject = f"table {row.id}"
         if is_left_out(settings, row.id, catalog.columns.get(row.oid, ())):
-            found.note(subject, "ok", f"{NO_COLUMNS}: left out")
+            findings.note(subject, "ok", f"{NO_COLUMNS}: left out")
             continue
         try:
             table = definitions.table(row, catalog.columns.get(row.oid, ()))
         except TableError as error:
-            found.note(subject, "fail", error.reason, error.remedy)
+            findings.note(subject, "fail", error.reason, error.remedy)
             continue
         refused = refusal(row, table, server.role)
         sending = catalog.sending(row)
@@ -210,31 +214,31 @@ async def _tables(
             refused.error if refused else incomplete(plain, sent, manage=is_ours, sending=sending)
         )
         if fault is not None:
-            found.note(subject, "fail", fault.reason, fault.remedy)
+            findings.note(subject, "fail", fault.reason, fault.remedy)
             continue
         good.append(table)
         unread = await read_fault(reading, table, dsn)
         if unread is not None:
             what = unread.reason if isinstance(unread, TableError) else unread.what
             is_needed = settings.snapshot == "initial"
-            found.note(subject, "fail" if is_needed else "warn", what, unread.remedy)
+            findings.note(subject, "fail" if is_needed else "warn", what, unread.remedy)
             continue
         detail = _captured(plain, table, settings, sending, is_ours=is_ours)
         lacking = only_inserts(plain, None if is_ours else sent, sending)
         if lacking is None and may_lack_values(table, sending, toasted):
             detail = f"{detail}: {MAY_STOP}"
-            found.note(subject, "warn", detail, whole_rows(plain, sending))
+            findings.note(subject, "warn", detail, whole_rows(plain, sending))
         elif lacking is None:
-            found.note(subject, "ok", detail)
+            findings.note(subject, "ok", detail)
         else:
             detail = f"{lacking}: the server rejects UPDATE and DELETE, only inserts are possible"
             remedy = identify(plain, settings.publication, sent, sending)
-            found.note(subject, "warn", detail, remedy)
+            findings.note(subject, "warn", detail, remedy)
     for notice in (
         *unmatched_notices(settings, catalog.present, catalog.not_tables),
         *server_notices(server, dsn),
     ):
-        found.notice(notice)
+        findings.notice(notice)
     return good
 
 
@@ -262,7 +266,7 @@ async def _publication(
     settings: WalSettings,
     server: WalServer,
     tables: Sequence[Table],
-    found: CheckFindings,
+    findings: CheckFindings,
 ) -> None:
     name = settings.publication
     publication = await find_publication(connection, name)
@@ -275,13 +279,13 @@ async def _publication(
     if not settings.manage:
         fault = check_publication(name, publication, names, lists, partitioned)
         if fault is not None:
-            found.fault(subject, fault)
+            findings.fault(subject, fault)
         elif absent:
             listed = ", ".join(map(str, absent))
             remedy = printed(add_statement(name, absent, lists)) + ";"
-            found.note(subject, "fail", f"lacks {listed}, and manage = false", remedy)
+            findings.note(subject, "fail", f"lacks {listed}, and manage = false", remedy)
         else:
-            _sent(subject, sent, settings, found)
+            _sent(subject, sent, settings, findings)
         return
     is_foreign = publication is not None and not publication.owned
     changing = [] if is_foreign else sorted(outdated(sent, names, lists))
@@ -291,21 +295,23 @@ async def _publication(
     on_primary = f"{statement}  -- on the primary"
     if server.in_recovery and (publication is None or absent):
         lacking = f"lacks {', '.join(map(str, absent))}" if publication else "does not exist"
-        found.note(subject, "fail", f"{lacking}, and a standby can't change that", on_primary)
+        findings.note(subject, "fail", f"{lacking}, and a standby can't change that", on_primary)
     elif publication is None and not server.may_create:
-        found.note(subject, "fail", f"no CREATE privilege on database {server.database}", by_owner)
+        findings.note(
+            subject, "fail", f"no CREATE privilege on database {server.database}", by_owner
+        )
     elif is_foreign and absent:
-        found.note(subject, "fail", "belongs to another role", by_owner)
+        findings.note(subject, "fail", "belongs to another role", by_owner)
     elif is_foreign and (
         fault := check_publication(name, publication, names, partitioned=partitioned)
     ):
-        found.fault(subject, fault)
+        findings.fault(subject, fault)
     elif others:
         listed = ", ".join(map(str, others))
-        found.note(subject, "fail", f"not the owner of {listed}", by_owner)
-    elif await _note_refused(connection, name, absent + changing, lists, found):
+        findings.note(subject, "fail", f"not the owner of {listed}", by_owner)
+    elif await _note_refused(connection, name, absent + changing, lists, findings):
         more = f", {len(absent)} to be added" if absent else ""
-        _sent(subject, None if publication is None else sent, settings, found, more)
+        _sent(subject, None if publication is None else sent, settings, findings, more)
 
 
 async def _note_refused(
@@ -313,20 +319,20 @@ async def _note_refused(
     name: str,
     tables: Sequence[TableId],
     lists: ColumnLists,
-    found: CheckFindings,
+    findings: CheckFindings,
 ) -> bool:
     """Add the tables that the server refuses to publish; return whether that could be tried."""
     try:
-        refused = await kept_out(connection, name, tables, lists)
+        refused = await why_refused(connection, name, tables, lists)
     except psycopg.Error as error:
         disable = await refused_by_trigger(connection, error)
         level: Level = "warn" if disable is None else "fail"
-        found.note(
+        findings.note(
             f"publication {name}", level, f"trial failed: {loggable_message(error)}", disable
         )
         return False
     for table, fault in refused.items():
-        found.note(f"table {table}", "fail", fault.reason, fault.remedy)
+        findings.note(f"table {table}", "fail", fault.reason, fault.remedy)
     return True
 
 
@@ -334,22 +340,22 @@ def _sent(
     subject: str,
     sent: Iterable[TableId] | None,
     settings: WalSettings,
-    found: CheckFindings,
+    findings: CheckFindings,
     more: str = "",
 ) -> None:
     """Report what a publication sends, and what ingestd skips of that. None: it does not exist."""
     if sent is None:
-        found.note(subject, "ok", f"will be created{more}")
+        findings.note(subject, "ok", f"will be created{more}")
         return
     tables = sorted(sent)
     unasked = [t for t in tables if not settings.includes(t.schema, t.name)]
     detail = f"{len(tables)} tables{more}"
     if not unasked:
-        found.note(subject, "ok", detail)
+        findings.note(subject, "ok", detail)
         return
     named = ", ".join(map(str, unasked[:MAX_NAMED]))
     others = f" and {len(unasked) - MAX_NAMED} others" if len(unasked) > MAX_NAMED else ""
-    found.note(
+    findings.note(
         subject,
         "warn",
         f"{detail}; it sends changes of {named}{others}, which `tables` does not match: skipped",
@@ -361,7 +367,7 @@ def _slot(
     slot: Slot | None,
     settings: WalSettings,
     server: WalServer,
-    found: CheckFindings,
+    findings: CheckFindings,
     holder: ClaimHolder | None,
 ) -> None:
     name = settings.slot
@@ -369,16 +375,16 @@ def _slot(
     fault = slot_fault(slot, settings, server.database)
     if slot is not None and slot.active_pid is not None and holder is not None:
         # By the claim, which a daemon holds whatever its application_name.
-        found.note(subject, "warn", f"in use by a running ingestd ({holder})")
+        findings.note(subject, "warn", f"in use by a running ingestd ({holder})")
     elif fault is not None:
-        found.fault(subject, fault)
+        findings.fault(subject, fault)
     elif slot is None:
-        found.note(subject, "ok", "will be created")
+        findings.note(subject, "ok", "will be created")
     elif slot.is_lost:
         action = "all tables are re-read" if settings.slot_lost == "resnapshot" else "it stops"
-        found.note(subject, "warn", f"invalid: {slot.why_lost}; {action}")
+        findings.note(subject, "warn", f"invalid: {slot.why_lost}; {action}")
     elif slot.safe_bytes is not None and slot.safe_bytes < LOW_SAFE_BYTES:
-        found.note(
+        findings.note(
             subject,
             "warn",
             f"invalid after {slot.safe_bytes} more bytes of WAL",
@@ -387,7 +393,7 @@ def _slot(
     else:
         copied = "; standbys may keep a copy" if slot.failover else ""
         behind = f"{slot.retained_bytes} bytes behind"
-        found.note(subject, "ok", f"at {slot.confirmed}, {behind}{copied}")
+        findings.note(subject, "ok", f"at {slot.confirmed}, {behind}{copied}")
 
 
 MAY_STOP = "an UPDATE that moves a row into the filter without its TOASTed values stops the table"

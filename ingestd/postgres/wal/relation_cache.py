@@ -12,6 +12,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.postgres.rewrites.ddl_log import DdlEvent, parse
 from ingestd.postgres.wal.slots.decode_gap import RowSuspects
+from ingestd.postgres.wal.slots.row_filters import can_fail
 
 Describe = Callable[[Relation, TableId], Awaitable[Table]]
 """Returns the captured table of that name with the message's columns. Raises TableError."""
@@ -86,13 +87,12 @@ class Relations:
 
         `decoder`: of a stream that began with that row's transaction. A relation is sent before its
         first row, but after the row passed a filter. So it is the last relation if no row follows;
-        otherwise one of those that were sent, if no row could fail in a filter.
+        otherwise one of those that were sent, if no filter can fail.
         """
         sent, last = decoder.relations()
         if last:
             return RowSuspects({oid: sent[oid] for oid in last}, is_certain=True)
-        is_filtered = any(table.row_filter is not None for table in self._kept.values())
-        is_complete = bool(sent) and not is_filtered
+        is_complete = bool(sent) and not any(map(can_fail, self._kept.values()))
         return RowSuspects(sent, is_certain=is_complete and len(sent) == 1, is_complete=is_complete)
 
     def report_partition(self, partition: Relation, table: int) -> None:
@@ -125,7 +125,7 @@ class Relations:
     async def _look_up(self, relation: Relation) -> Table | None:
         if self._loop is None:
             return None
-        task = asyncio.create_task(self._found(relation))
+        task = asyncio.create_task(self._find_table(relation))
         self._looking_up.add(task)
         task.add_done_callback(self._looking_up.discard)
         kept = self._kept
@@ -134,7 +134,7 @@ class Relations:
             self._resolved[relation.oid] = (relation, table)
         return table
 
-    async def _found(self, relation: Relation) -> Table | None:
+    async def _find_table(self, relation: Relation) -> Table | None:
         kept = self._kept.get(relation.oid)
         if (relation.oid, relation.id) in self._dropped:
             return await self._describe_dropped(relation)

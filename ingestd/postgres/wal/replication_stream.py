@@ -236,7 +236,7 @@ async def open_stream(
     after: Lsn,
     confirmed: Lsn,
     *,
-    lineage: str,
+    queried_id: str,
     streams_in_progress: bool = False,
     messages: bool = False,
     where: str,
@@ -246,8 +246,8 @@ async def open_stream(
 
     `confirmed` is reported in the first status update: a durable position, not above `after`.
     `streams_in_progress`: large transactions must be sent while they are open
-    (`decode.pgoutput.streamed_transactions`). `messages`: include logical messages. `lineage`: see
-    `refuse_other`. Raises TransientError (the slot is active for another pid, the server is
+    (`decode.pgoutput.streamed_transactions`). `messages`: include logical messages. `queried_id`:
+    see `refuse_other`. Raises TransientError (the slot is active for another pid, the server is
     unreachable), OperatorError.
     """
     await reach_async("capture.stream_begin.before")
@@ -256,7 +256,7 @@ async def open_stream(
     except psycopg.Error as error:
         raise classify(error, where, dsn) from error
     try:
-        await refuse_other(connection, lineage)
+        await refuse_other(connection, queried_id)
         await read_bytes_as_they_are(connection)
         if not streams_in_progress:  # else what exceeds the memory is sent while it is open
             await raise_decoding_memory(connection)

@@ -30,7 +30,7 @@ _TIMELINE: LiteralString = """
 CASE WHEN pg_is_in_recovery() THEN 0
      ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
 """
-_LINEAGE: LiteralString = f"""
+_QUERIED_ID: LiteralString = f"""
 SELECT (SELECT system_identifier::text FROM pg_control_system()) || '/' || {_TIMELINE}
 """  # noqa: S608 - a constant
 # Managed services grant replication by membership of a role instead of the attribute.
@@ -85,13 +85,13 @@ class WalServer:
     encoding: str = "UTF8"
 
     @property
-    def origin(self) -> str:
+    def server_id(self) -> str:
         """The server's identity as the lake records it: LSNs are comparable only within it."""
         return f"{self.system_identifier}/{self.timeline}"
 
     @property
-    def lineage(self) -> str:
-        """The value that `refuse_other` compares: without a standby's timeline, which changes."""
+    def queried_id(self) -> str:
+        """The id that any session can query: without a standby's timeline. See `refuse_other`."""
         return f"{self.system_identifier}/{0 if self.in_recovery else self.timeline}"
 
     def faults(self) -> list[OperatorError]:
@@ -167,25 +167,25 @@ async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> WalServe
     return server
 
 
-async def lineage_of(connection: AsyncConnection[Any]) -> str:
-    """Return the `WalServer.lineage` of the connected server. Raises psycopg.Error."""
-    row = await (await connection.execute(_LINEAGE)).fetchone()
+async def query_server_id(connection: AsyncConnection[Any]) -> str:
+    """Return the `WalServer.queried_id` of the connected server. Raises psycopg.Error."""
+    row = await (await connection.execute(_QUERIED_ID)).fetchone()
     assert row is not None
     return str(row[0])
 
 
-async def refuse_other(connection: AsyncConnection[Any], lineage: str) -> None:
-    """Raise TransientError if the connection does not lead to the server of that lineage.
+async def refuse_other(connection: AsyncConnection[Any], queried_id: str) -> None:
+    """Raise TransientError if the connection leads to a server with another `queried_id`.
 
     A DSN may name several servers, or an address that moves to a promoted one. `continuity` must
     judge such a server. Mistaken for the first one, it would lack the changes between the promotion
     and the position to which the first one was read. Raises psycopg.Error.
     """
-    found = await lineage_of(connection)
-    if found != lineage:
+    found = await query_server_id(connection)
+    if found != queried_id:
         raise TransientError(
             "the connection leads to another server than before, or the server was promoted "
-            f"(system identifier and timeline {found}, before {lineage})",
+            f"(system identifier and timeline {found}, before {queried_id})",
             reason="other_server",
             remedy="nothing to do: the source restarts, and reports missing changes, if any",
         )
@@ -227,7 +227,7 @@ def parse_history(content: str) -> dict[int, Lsn]:
 
 
 AskPosition = Callable[[str], Awaitable[Lsn]]
-"""Asks the server of a lineage for the end of its WAL."""
+"""Asks the server of a `WalServer.queried_id` for the end of its WAL."""
 
 
 class ServerPosition:
@@ -237,7 +237,7 @@ class ServerPosition:
     reached would make the slot skip everything up to it. So each position of the stream is compared
     with what the server reports on request. A stream sends only flushed WAL, so a later answer is
     never lower: neither on a standby, which decodes what it has replayed, nor after a promotion. If
-    another server answers, its lineage shows that.
+    another server answers, its id shows that.
     """
 
     def __init__(self, ask: AskPosition, where: str) -> None:
@@ -249,26 +249,26 @@ class ServerPosition:
         """Forget the known end: from here on it may be another server."""
         self._known = ZERO
 
-    async def query_end(self, lineage: str) -> Lsn:
+    async def query_end(self, queried_id: str) -> Lsn:
         """Return the end as the server reports it now."""
-        self._known = max(self._known, await self._ask(lineage))
+        self._known = max(self._known, await self._ask(queried_id))
         return self._known
 
-    async def ensure_reached(self, position: Lsn, lineage: str) -> None:
+    async def ensure_reached(self, position: Lsn, queried_id: str) -> None:
         """Raise ProtocolError if the server has not reached this position of its stream."""
         if position <= self._known:
             return
-        await self.query_end(lineage)
+        await self.query_end(queried_id)
         if position > self._known:
             msg = f"the server sent position {position}, beyond the end of its WAL ({self._known})"
             raise ProtocolError(msg, where=self._where)
 
 
-async def position_of(connection: AsyncConnection[Any], lineage: str) -> Lsn:
-    """Return the end of the WAL of the server with that lineage.
+async def position_of(connection: AsyncConnection[Any], queried_id: str) -> Lsn:
+    """Return the end of the WAL of the server with this `WalServer.queried_id`.
 
     Raises psycopg.Error; TransientError if the connection leads to another server.
     """
     found = await current_position(connection)
-    await refuse_other(connection, lineage)
+    await refuse_other(connection, queried_id)
     return found

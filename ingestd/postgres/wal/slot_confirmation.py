@@ -57,10 +57,10 @@ class SlotConfirmation:
         """The stream that is open, if one is."""
         return self._stream
 
-    def begin(self, slot_at: Lsn, lineage: str) -> None:
-        """Record where the slot is, on the server of this lineage."""
+    def begin(self, slot_at: Lsn, queried_id: str) -> None:
+        """Record where the slot is, and on which server (`WalServer.queried_id`)."""
         self._slot_at = slot_at
-        self._advance.lineage = lineage
+        self._advance.queried_id = queried_id
         self._advance.start_at(self._floor)
 
     def reset(self) -> None:

@@ -82,7 +82,7 @@ class FakeCapture:
         return Discovery(
             tuple(base.tables),
             tuple(base.refused),
-            base.origin,
+            base.server_id,
             rewritten=rewritten,
             lsn=base.current,
         )

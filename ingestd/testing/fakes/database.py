@@ -78,13 +78,13 @@ def _every(_row: Mapping[str, object]) -> bool:
 class FakeDatabase:
     """Tables with keys, a log of transactions and one slot. The test determines its lifetime."""
 
-    def __init__(self, tables: Sequence[Table], origin: str = "fake-1") -> None:
+    def __init__(self, tables: Sequence[Table], server_id: str = "fake-1") -> None:
         self.tables = list(tables)
         self.refused: list[Refused] = []
         self.locked: set[TableId] = set()
         self.conditions: dict[str, Condition] = {}
         self.unreadable: dict[TableId, TableError] = {}
-        self.origin = origin
+        self.server_id = server_id
         self.log: list[FakeTransaction] = []
         self.current = Lsn(1000)
         self.slot: Lsn | None = None

@@ -64,7 +64,7 @@ class MemoryDisk:
     events: list[TableEvent] = field(default_factory=list)
     registered: dict[TableId, RegisteredTable] = field(default_factory=dict)
     position: Lsn | None = None
-    origin: str | None = None
+    server_id: str | None = None
     lake_id: str | None = None
     commits: int = 0
     """Number of commits; a writer that has not seen the last one can't make the next."""
@@ -125,7 +125,7 @@ class MemoryLake:
             disk.position,
             dict(self.watermarks),
             {name: self._as_it_is(entry) for name, entry in disk.registered.items()},
-            disk.origin,
+            disk.server_id,
             {table: _unlisted(disk.tables[table].rows(), epoch + 1) for table in self.held},
             damaged={table: damaged_table(table) for table in disk.damage},
             lake_id=disk.lake_id,
@@ -172,9 +172,9 @@ class MemoryLake:
             raise _claimed("fence")
         return {}
 
-    async def adopt(self, origin: str) -> None:
-        """Record the origin."""
-        self.disk.origin = origin
+    async def adopt(self, server_id: str) -> None:
+        """Record the server."""
+        self.disk.server_id = server_id
 
     def begin_epoch(self) -> EpochWriter:
         """Begin the next epoch."""

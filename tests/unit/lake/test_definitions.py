@@ -3,7 +3,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from ingestd.lake.definitions import Registry
+from ingestd.model.errors import FolderError
 
 BEGAN = datetime(2026, 11, 25, tzinfo=UTC)
 
@@ -65,3 +68,46 @@ def test_each_time_that_a_lake_column_takes_values_is_a_life() -> None:
     early = Registry(events).at("public.t", 25)
     assert early is not None
     assert [(c.name, c.until_lsn) for c in early.columns] == [("id", None), ("x__v2", None)]
+
+
+def typed(kind: object) -> dict[str, Any]:
+    found = event(5, ("x", "x"))
+    found["columns"][0]["delta_type"] = kind
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recorded", "kind"),
+    [
+        ("decimal(12,2)", "decimal(12,2)"),
+        ("array<timestamp_ntz>", "array<timestamp_ntz>"),
+        ("struct<a:long,`b c`:string>", "struct<a:long,`b c`:string>"),
+        ("struct<a b:long>", "struct<`a b`:long>"),  # of an earlier version
+        ("struct<a) IS NULL OR (true:long>", "struct<`a) IS NULL OR (true`:long>"),
+    ],
+)
+def test_a_type_is_written_as_a_type_of_sql(recorded: str, kind: str) -> None:
+    found = Registry([typed(recorded)]).at("public.t")
+    assert found is not None
+    assert found.columns[0].delta_type == kind
+
+
+NO_TYPES: dict[str, object] = {
+    "expression": "string) = reflect('java.lang.System', 'getenv', 'X') OR CAST(NULL AS string",
+    "clause": "long) USING delta LOCATION '/elsewhere' --",
+    "comment": "long COMMENT 'x'",
+    "constraint": "decimal(12,2) NOT NULL",
+    "bracket": "array<long>>",
+    "depth": "array<" * 5000 + "long" + ">" * 5000,
+    "empty": "",
+    "null": None,
+    "number": 7,
+}
+
+
+@pytest.mark.attack("lake writer")
+@pytest.mark.parametrize("kind", NO_TYPES)
+def test_no_other_sql_is_believed_to_be_a_type(kind: str) -> None:
+    """The Spark jobs write it into statements and expressions."""
+    with pytest.raises(FolderError, match="is no type"):
+        Registry([typed(NO_TYPES[kind])]).at("public.t")

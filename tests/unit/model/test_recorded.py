@@ -285,7 +285,7 @@ def test_a_partition_of_keys_is_one_that_exists() -> None:
         assert PollProgress.parse(json.dumps(base | {"part": part})) is None, part
     found = PollProgress.parse(json.dumps(base | {"part": [3, 4]}))
     assert found is not None
-    assert found.part == KeyPartition(3, 4)
+    assert found.key_partition == KeyPartition(3, 4)
 
 
 @pytest.mark.parametrize(

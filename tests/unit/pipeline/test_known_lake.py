@@ -20,7 +20,7 @@ from ingestd.testing.fakes.sink import MemoryLake, MemoryTable
 from tests.unit.lake.rows import make_table
 
 TABLE = make_table("t")
-HERE = LakeState(3, Lsn(500), origin="7/1", lake_id="a")
+HERE = LakeState(3, Lsn(500), server_id="7/1", lake_id="a")
 
 
 @pytest.mark.parametrize(

@@ -294,17 +294,17 @@ async def test_a_loss_is_recorded_before_anything_hides_it() -> None:
     async with running(base, disk):
         await until(lambda: settled(base, disk))
     base.commit(put(A, 1, "", "d"))
-    base.slot, base.origin = None, "fake-2"
+    base.slot, base.server_id = None, "fake-2"
 
-    async def fail(origin: str) -> None:
-        raise TransientError(f"no place for {origin}", reason="storage")
+    async def fail(server_id: str) -> None:
+        raise TransientError(f"no place for {server_id}", reason="storage")
 
     lake = MemoryLake(disk)
     lake.adopt = fail  # type: ignore[method-assign]
     with pytest.raises(TransientError):
         await Pipeline(FakeCapture(base), lake, policy(), watch()).run(asyncio.Event())
     known = disk.registered[A.id]
-    assert (known.state, disk.origin) == (TableState.SNAPSHOTTING, "fake-1")
+    assert (known.state, disk.server_id) == (TableState.SNAPSHOTTING, "fake-1")
     assert known.reason
 
 

@@ -147,8 +147,8 @@ async def test_what_is_not_captured_any_more_is_lost_too(*, is_behind: bool) -> 
             return Lost("gone", remedy="move on", is_behind=is_behind)
 
     class Failing(MemoryLake):
-        async def adopt(self, origin: str) -> None:
-            raise OperatorError(origin, remedy="")
+        async def adopt(self, server_id: str) -> None:
+            raise OperatorError(server_id, remedy="")
 
     with pytest.raises(OperatorError):
         await Pipeline(Losing(base), Failing(disk), policy(), watch()).run(asyncio.Event())

@@ -43,14 +43,19 @@ _COLUMN: Shape = {
     },
     _ENCRYPTED: {2: {1: [BINARY]}},
 }
-_FOOTER: Shape = {2: [{}], 4: [{1: [_COLUMN], 4: [{}]}], 5: [{}], 7: [{}]}
+_KEY_VALUES: list[Shape] = [{}]
+_FOOTER: Shape = {2: [{}], 4: [{1: [_COLUMN], 4: [{}]}], 5: _KEY_VALUES, 7: [{}]}
+_ARROW_SCHEMA, _NO_SCHEMA = b"ARROW:schema", b"-----:------"
+"""The key under which writers put Arrow's types, in the key-value metadata; and one that is not
+read. A name in it may be a megabyte, and any number of columns may have that same name: pyarrow
+would copy it for each. All types of a lake are Parquet's."""
 _READ_BYTES = 64 << 10
 _END_BYTES = 8
 """The footer's length and the magic number."""
 
 
 def read_metadata(source: pa.NativeFile, path: str) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Return a file's metadata, with as many reads as pyarrow needs.
+    """Return a file's metadata without Arrow's types, with as many reads as pyarrow needs.
 
     Raise OddFileError if it is too large, and whatever pyarrow raises. `path`: shown in errors.
     """
@@ -63,10 +68,12 @@ def read_metadata(source: pa.NativeFile, path: str) -> Any:  # noqa: ANN401 - py
         footer = source.read_at(length, nbytes - length)
     columns = []
     if length <= nbytes:
-        structures = Structures(footer[-length:], _MOST_BUILT_BYTES, _COLUMN)
+        structures = Structures(footer[-length:], _MOST_BUILT_BYTES, _COLUMN, _KEY_VALUES)
         try:
             structures.read(0, _FOOTER)
             columns = structures.found
+            for place in structures.places:
+                footer = _without_arrow_schema(footer, *(at - length for at in place))
         except FootprintError:
             why = f"has a footer that takes more than {_MOST_BUILT_BYTES} bytes in memory"
             raise OddFileError(path, why) from None
@@ -76,6 +83,12 @@ def read_metadata(source: pa.NativeFile, path: str) -> Any:  # noqa: ANN401 - py
     if not _are_whole(metadata, columns):
         raise OddFileError(path, "has a damaged footer")
     return metadata
+
+
+def _without_arrow_schema(footer: bytes, begin: int, end: int) -> bytes:
+    """Return a footer without Arrow's key between two places, which are counted from its end."""
+    values = footer[begin:end].replace(_ARROW_SCHEMA, _NO_SCHEMA)
+    return footer[:begin] + values + footer[end:]
 
 
 def _are_whole(metadata: Any, columns: Sequence[Mapping[int, Any]]) -> bool:  # noqa: ANN401

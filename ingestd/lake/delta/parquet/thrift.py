@@ -37,15 +37,25 @@ class FootprintError(ValueError):
 class Structures:
     """Thrift structures in `content` that may take `most_bytes` in memory.
 
-    `collected`: the Shape of those in a list that `found` has.
+    `collected`: the Shape of those in a list that `found` has. `located`: the Shape of the lists
+    that `places` has.
     """
 
-    def __init__(self, content: bytes, most_bytes: int, collected: Shape | None = None) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        most_bytes: int,
+        collected: Shape | None = None,
+        located: list[Shape] | None = None,
+    ) -> None:
         self._content = content
         self._left = most_bytes
         self._collected = collected
+        self._located = located
         self.found: list[dict[int, Any]] = []
         """The fields of the structures with that very Shape, in their order."""
+        self.places: list[tuple[int, int]] = []
+        """Where the lists with that very Shape begin and end."""
 
     def read(
         self, at: int, shape: Shape, depth: int = 0, lists: int = 0
@@ -107,10 +117,13 @@ class Structures:
             if expected is not None and expected is self._collected:
                 self.found.append(found)
             return at
-        if kind != _LIST:  # a set or a map; Parquet has none
-            msg = f"a value of the type {kind}"
-            raise ValueError(msg)
-        head = self._content[at]
+        if kind == _LIST:
+            return self._skip_list(at, expected, depth, lists)
+        msg = f"a value of the type {kind}"  # a set or a map; Parquet has none
+        raise ValueError(msg)
+
+    def _skip_list(self, at: int, expected: Any, depth: int, lists: int) -> int:  # noqa: ANN401
+        begin, head = at, self._content[at]
         count, at = self._count(at)
         if count > len(self._content) - at:
             raise IndexError
@@ -119,6 +132,8 @@ class Structures:
             _ensure_kind(head & 15, inner)
         for _ in range(count):
             at = self._skip(head & 15, at, inner, depth + 1, lists + 1)
+        if expected is not None and expected is self._located:
+            self.places.append((begin, at))
         return at
 
     def _length(self, kind: int, at: int) -> int:

@@ -57,7 +57,7 @@ class SweepPolicy:
 
     `retries`: how many consecutive failures of a page are retried; `retry_s`: the delay before each
     retry. `restart_s`: how long after a failed sweep to start the next one, if it is not due
-    earlier anyway. `least_key_bytes`: for keys that are read part by part.
+    earlier anyway. `least_key_bytes`: for keys that are read by partition.
     """
 
     retries: int = 5
@@ -73,9 +73,9 @@ class Sweep:
     """One sweep of a table. `keys`: those that the lake holds, which may change meanwhile.
 
     Without `keys` they are found in the lake's changes, as many at a time as `key_bytes` has room
-    for, and the source's keys are read once for each part. Memory beyond the keys: a byte per key,
-    and a few pages. `began` is called with each part. To continue an interrupted sweep, start
-    another whose `first` is the last of these parts.
+    for, and the source's keys are read once for each partition. Memory beyond the keys: a byte per
+    key, and a few pages. `began` is called with each partition. To continue an interrupted sweep,
+    start another whose `first` is the last of these.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Sweep:
                         yield rows
 
     async def _unmarked(self) -> AsyncGenerator[Hashes, None]:
-        """Yield the hashes of keys that were not found in the source, sorted, part by part."""
+        """Yield the hashes of keys that were not found in the source, sorted, by partition."""
         if self._keys is not None:
             self._began(WHOLE)
             with self._keys.still() as hashes:
@@ -133,8 +133,8 @@ class Sweep:
             least_bytes=self._policy.least_key_bytes,
         )
         async with aclosing(held) as parts:
-            async for part, hashes in parts:
-                self._began(part)
+            async for partition, hashes in parts:
+                self._began(partition)
                 yield hashes[~await self._marks(hashes)]
 
     # --- the source --------------------------------------------------------------------------

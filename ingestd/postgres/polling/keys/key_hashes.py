@@ -44,7 +44,7 @@ def key_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:
     sliced or encoded. A value that its column can't hold, and one of a nested type, is hashed by
     its text.
     """
-    return combined(_by_column(table, rows, _SALTED), rows.num_rows, _SALTED.salt)
+    return combined(_by_column(table, rows, _SALTED), rows.num_rows, _SALTED)
 
 
 def lasting_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:

@@ -136,7 +136,7 @@ class KeyPages:
     ) -> PackedKeys | None:
         """Return those of these keys that exist, unordered. Raises _LongKeysError."""
         rows = len(among) + 1
-        relation = self._relation(await self._found(connection), among)
+        relation = self._relation(await self._find_relation(connection), among)
         keys = self._keys(relation, [sql.SQL("")], rows)
         page = await self._read_page(connection, self._short(keys, rows), marks_long=True)
         if page is not None and page.rows == rows:  # there may be more of them
@@ -154,7 +154,7 @@ class KeyPages:
 
         At most `rows`, in the transaction of the connection.
         """
-        keyed = await self._found(connection)
+        keyed = await self._find_relation(connection)
         if self._order is None:
             self._order = await key_order(connection, self.table, keyed.types)
         places: list[sql.Composable] = [sql.SQL("true")]
@@ -187,14 +187,14 @@ class KeyPages:
 
     async def lock(self, connection: AsyncConnection[Any]) -> None:
         """Lock the table against DDL until the transaction ends: call it before reading."""
-        await lock_table(connection, self.table, (await self._found(connection)).blocks)
+        await lock_table(connection, self.table, (await self._find_relation(connection)).blocks)
 
     async def can_list(self, connection: AsyncConnection[Any]) -> bool:
         """Return whether the server can look up keys by the lake's values."""
-        found = await self._found(connection)
+        found = await self._find_relation(connection)
         return not found.has_composite and all(map(can_be_found, self.table.columns))
 
-    async def _found(self, connection: AsyncConnection[Any]) -> KeyedRelation:
+    async def _find_relation(self, connection: AsyncConnection[Any]) -> KeyedRelation:
         if self._keyed is None:
             self._keyed = await KeyedRelation.find(connection, self.table, self.table.key)
         return self._keyed

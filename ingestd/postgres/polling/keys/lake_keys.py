@@ -8,7 +8,7 @@ newest `t`. The changes come in any order and do not fit into memory; they are s
     keys      every other row above the `t`, and above the `d` of its key
 
 All passes end at the last epoch of the survey: more may be written meanwhile. If the keys, or the
-deaths, are too many at a time, one part of the hashes is processed after another.
+deaths, are too many at a time, one partition of the hashes is processed after another.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KeyPartition:
     count: int = 1
 
     def flags(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Return which of these hashes are in this part, which is not the whole."""
+        """Return which of these hashes are in this partition, which is not the whole."""
         shift = np.uint64(_BITS + 1 - self.count.bit_length())
         inside: NDArray[np.bool_] = (hashes >> shift) == np.uint64(self.number)
         return inside
@@ -161,11 +161,11 @@ class _Collected:
 
 
 class _Search:
-    """The search for one part of a table's keys."""
+    """The search for one partition of a table's keys."""
 
-    def __init__(self, table: Table, part: KeyPartition, limit: int) -> None:
+    def __init__(self, table: Table, partition: KeyPartition, limit: int) -> None:
         self._table = table
-        self._part = part
+        self._partition = partition
         self.survey = _KeySurvey()
         self.deaths = _Deaths(limit // 8)
         self.collected = _Collected(limit)
@@ -186,12 +186,12 @@ class _Search:
             self.collected.add_hashes(hashes)
 
     def _placed(self, rows: pa.RecordBatch) -> tuple[Hashes, Numbers, Numbers]:
-        """Return the hashes and positions of the rows in this part."""
+        """Return the hashes and positions of the rows in this partition."""
         lsn, seq = (rows.column(name).to_numpy() for name in _POSITION)
         hashes = key_hashes(self._table, rows)
-        if self._part.count == 1:
+        if self._partition.count == 1:
             return hashes, lsn, seq
-        inside = self._part.flags(lasting_hashes(self._table, rows))
+        inside = self._partition.flags(lasting_hashes(self._table, rows))
         return hashes[inside], lsn[inside], seq[inside]
 
 
@@ -204,8 +204,8 @@ async def keys_held(
     """
     found: list[Hashes] = []
     async with aclosing(parts_held(log, table, limit_bytes, least_bytes=least_bytes)) as parts:
-        async for part, hashes in parts:
-            if len(hashes) * part.count * _BYTES > limit_bytes * 9 // 8:
+        async for partition, hashes in parts:
+            if len(hashes) * partition.count * _BYTES > limit_bytes * 9 // 8:
                 return None  # the other parts have about as many
             found.append(hashes)
     if sum(map(len, found)) * _BYTES > limit_bytes:
@@ -225,26 +225,27 @@ async def parts_held(
     *,
     least_bytes: int = LEAST_BYTES,
 ) -> AsyncGenerator[tuple[KeyPartition, Hashes], None]:
-    """Yield these hashes part by part, each sorted, within the limit, and as of a later moment.
+    """Yield these hashes by partition, each sorted, within the limit, and as of a later moment.
 
-    Starts with the part `first`: earlier parts are left out. The limit is at least `least_bytes`.
+    Starts with the partition `first`: earlier ones are left out. The limit is `least_bytes` or
+    more.
     """
     at, count = first.number, first.count
     while at < count:
-        part = KeyPartition(at, count)
+        partition = KeyPartition(at, count)
         try:
-            hashes = await _held(log, table, part, max(limit_bytes, least_bytes) // _BYTES)
+            hashes = await _held(log, table, partition, max(limit_bytes, least_bytes) // _BYTES)
         except _TooManyError:
             at, count = 2 * at, 2 * count
         else:
-            yield part, hashes
+            yield partition, hashes
             at += 1
 
 
-async def _held(log: ChangeLog, table: Table, part: KeyPartition, limit: int) -> Hashes:
+async def _held(log: ChangeLog, table: Table, partition: KeyPartition, limit: int) -> Hashes:
     loop = asyncio.get_running_loop()
     thread = ThreadPoolExecutor(1, "keys")  # one, so that memory it frees is reused
-    search = _Search(table, part, limit)
+    search = _Search(table, partition, limit)
     try:
         async for rows in _changes(log, table, _PLACE):
             await loop.run_in_executor(thread, search.survey.scan_rows, rows)

@@ -89,10 +89,10 @@ class TlsChannel:
             nbytes += found
         return nbytes
 
-    def _outcome(self, found: int) -> tuple[int, Exception | None]:
+    def _outcome(self, error: int) -> tuple[int, Exception | None]:
         """Return what the last call, which did nothing, must wait for, or its fault."""
         errno = ctypes.get_errno()
-        kind: int = self._library.get_error(self._ssl, found)
+        kind: int = self._library.get_error(self._ssl, error)
         if kind in {_WANT_READ, _WANT_WRITE}:
             return kind, None
         if kind == _SYSCALL and errno:

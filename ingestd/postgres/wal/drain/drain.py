@@ -37,7 +37,13 @@ from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, CopyBlock
 from ingestd.postgres.wal.block_decoder import timed_feed
 from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY
-from ingestd.postgres.wal.drain.parts import MOST_JOINED, SPARSE_RATIO, BacklogPart, PartQueue, cut
+from ingestd.postgres.wal.drain.backlog_parts import (
+    MOST_JOINED,
+    SPARSE_RATIO,
+    BacklogPart,
+    PartQueue,
+    cut,
+)
 from ingestd.postgres.wal.drain.slot_copy import RESULT_MEMORY, DrainSlot, Result
 from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
 from ingestd.process.tasks import cancel_all
@@ -183,12 +189,12 @@ class Drain:
         policy: DrainPolicy,
         behind_bytes: int,
         *,
-        lineage: str,
+        queried_id: str,
         row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> Drain:
         """Copy the slot at least once, up to as often as the policy says and the server allows.
 
-        `lineage`: see `refuse_other`; `row_limit_bytes`: see `DrainSlot.open`. Raises
+        `queried_id`: see `refuse_other`; `row_limit_bytes`: see `DrainSlot.open`. Raises
         TransientError if the slot does not exist.
         """
         parts = cut(Lsn(0), Lsn(behind_bytes), slots=policy.slots, part_bytes=policy.part_bytes)
@@ -201,7 +207,7 @@ class Drain:
                             dsn,
                             slot,
                             publication,
-                            lineage=lineage,
+                            queried_id=queried_id,
                             messages=policy.messages,
                             row_limit_bytes=row_limit_bytes,
                             result_memory=policy.result_memory,

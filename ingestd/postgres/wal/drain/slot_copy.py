@@ -32,7 +32,7 @@ from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.transport.copy_out import CopyBlock, CopyOut
 from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY, raise_decoding_memory
-from ingestd.postgres.wal.drain.parts import BacklogPart
+from ingestd.postgres.wal.drain.backlog_parts import BacklogPart
 from ingestd.postgres.wal.drain.queries import (
     CHANGES,
     CLEAR_SETTINGS,
@@ -118,14 +118,14 @@ class DrainSlot:
         slot: str,
         publication: str,
         *,
-        lineage: str,
+        queried_id: str,
         messages: bool = False,
         row_limit_bytes: int = UNLIMITED_BYTES,
         result_memory: str = RESULT_MEMORY,
         decoding_memory: str = DECODING_MEMORY,
         most_segmented: int = MOST_SEGMENTED,
     ) -> DrainSlot:
-        """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`.
+        """Connect and copy the slot. Closing drops the copy. `queried_id`: see `refuse_other`.
 
         `messages`: include logical messages. A change of more than `row_limit_bytes` arrives
         shortened (`decode.pgoutput.shortening`). `result_memory`, `decoding_memory`: what the
@@ -142,7 +142,7 @@ class DrainSlot:
                 "SELECT pg_catalog.set_config('work_mem', %s, false)", (result_memory,)
             )
             await raise_decoding_memory(connection, decoding_memory)
-            await refuse_other(connection, lineage)
+            await refuse_other(connection, queried_id)
             await reach_async("capture.slot_copy.before", cut_off)
             await connection.execute(
                 "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)", (slot, name)

@@ -54,7 +54,7 @@ class SlotAdvance:
         self._reached = ZERO
         self._is_held_up = False
         self._moving: asyncio.Task[None] | None = None
-        self.lineage = ""
+        self.queried_id = ""
         """The server that the slot is on (`refuse_other`)."""
 
     def start_at(self, position: Lsn) -> None:
@@ -91,7 +91,7 @@ class SlotAdvance:
         try:
             async with await connect(self._dsn, claim=self._slot) as connection:
                 await end_without_client(connection)
-                await refuse_other(connection, self.lineage)
+                await refuse_other(connection, self.queried_id)
                 await reach_async("capture.slot_advance.before", cut_off)
                 await self._advance(connection, position)
                 await reach_async("capture.slot_advance.after", cut_off)

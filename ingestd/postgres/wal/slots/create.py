@@ -52,7 +52,7 @@ from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.read_view import enter_snapshot
-from ingestd.postgres.wal.server import lineage_of, refuse_other
+from ingestd.postgres.wal.server import query_server_id, refuse_other
 from ingestd.postgres.wal.slots.slot import (
     FIRST_WITH_FAILOVER,
     PLUGIN,
@@ -177,7 +177,7 @@ async def prepare_slot(
 async def _make_slot(
     control: AsyncConnection[Any], settings: WalSettings, policy: SlotCreationPolicy
 ) -> ExportedPoint:
-    lineage = await lineage_of(control)
+    queried_id = await query_server_id(control)
     before = await _versions(control)
     made = await _export(settings, settings.slot, policy, temporary=False)
     try:
@@ -190,7 +190,7 @@ async def _make_slot(
     except BaseException:
         await made.close()
         if settings.snapshot == "never":  # the next start can't know that nothing was read from it
-            await _drop_unread(control, settings, lineage)
+            await _drop_unread(control, settings, queried_id)
         raise
     if later is None:
         return made
@@ -198,7 +198,9 @@ async def _make_slot(
     return later
 
 
-async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lineage: str) -> None:
+async def _drop_unread(
+    control: AsyncConnection[Any], settings: WalSettings, queried_id: str
+) -> None:
     """Drop the slot just created, if possible, even if the connection is lost.
 
     With the connection the claim is lost, too: its next holder may already use the slot. A
@@ -215,7 +217,7 @@ async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lin
                 else:
                     return
             async with await connect(settings.dsn.get_secret_value()) as connection:
-                await refuse_other(connection, lineage)
+                await refuse_other(connection, queried_id)
                 if not (await take_claim(connection, name)).holders:
                     await drop_slot(connection, name)
 
@@ -308,7 +310,7 @@ async def _advance(
         raise moved_slot(name, f"it is at {found.confirmed}, and was at {slot.confirmed}")
     async with await connect(settings.dsn.get_secret_value(), claim=name) as connection:
         await end_without_client(connection)
-        await refuse_other(connection, await lineage_of(control))
+        await refuse_other(connection, await query_server_id(control))
         await advance_slot(connection, name, point)
     moved = await find_slot(control, name)
     if moved is None or moved.is_lost:

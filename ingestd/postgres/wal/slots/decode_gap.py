@@ -9,7 +9,7 @@ commits such rows again and again must stop no table that they can't write, nor 
     at most FORGIVEN_A_DAY
     of one of several, otherwise                   all that the server had sent of its transaction
     possibly of a table that was not sent, because none: the slot passes one an hour, and the source
-    a row filter failed                            stops for the rest of it
+    a row filter that can fail may have failed     stops for the rest of it
     of one that is kept out: its transaction was   none: there can be no new ones
     open when the slot was moved
 
@@ -91,7 +91,7 @@ class SlotDecodeGap:
     _owners: dict[int, int] = field(default_factory=dict)
     _captured_owners: frozenset[int] = frozenset()
     _rows_of_owner_at_s: dict[int, list[float]] = field(default_factory=dict)
-    _owners_out: set[int] = field(default_factory=set)
+    _owners_at_fault: set[int] = field(default_factory=set)
 
     def why(self, publication: str) -> str | None:
         """Return why the slot lacks changes; None if it lacks none."""
@@ -126,7 +126,7 @@ class SlotDecodeGap:
         """Return whether no more such rows arrive once `suspects` are kept out."""
         return suspects.is_complete and (self._is_moved or not self._are_kept_out(suspects))
 
-    def accuse(self, suspects: RowSuspects, why: str) -> None:
+    def keep_out(self, suspects: RowSuspects, why: str) -> None:
         """Keep tables out because of a row of one of `suspects` that the slot is about to pass."""
         is_first = not self._since(self._renewed_at_s, HOUR_S)
         if not suspects.is_certain:
@@ -154,7 +154,7 @@ class SlotDecodeGap:
         if found is not None:
             what, remedy = found
             return TableError(row.id, what, remedy=remedy)
-        if row.owner in self._stopped_owners:
+        if row.owner in self._kept_out_owners:
             role = printed(sql.Identifier(row.owner_name))
             what = (
                 f"{ROWS_OF_AN_OWNER} changes of tables of its owner, role {role}, could not be sent"
@@ -188,17 +188,17 @@ class SlotDecodeGap:
         times_s = self._since(self._rows_of_owner_at_s.get(owner, []), DAY_S)
         self._rows_of_owner_at_s[owner] = times_s = [*times_s, self.monotonic()]
         if len(times_s) >= ROWS_OF_AN_OWNER:
-            self._owners_out.add(owner)
+            self._owners_at_fault.add(owner)
 
     def _are_kept_out(self, suspects: RowSuspects) -> bool:
         return any(
-            oid in self._kept_out or self._owners.get(oid) in self._stopped_owners
+            oid in self._kept_out or self._owners.get(oid) in self._kept_out_owners
             for oid in suspects.names
         )
 
     @property
-    def _stopped_owners(self) -> set[int]:
-        return self._owners_out if self._captured_owners - self._owners_out else set()
+    def _kept_out_owners(self) -> set[int]:
+        return self._owners_at_fault if self._captured_owners - self._owners_at_fault else set()
 
     def _since(self, times_s: list[float], period_s: float) -> list[float]:
         since_s = self.monotonic() - period_s

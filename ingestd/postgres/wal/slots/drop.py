@@ -10,34 +10,34 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 
 from ingestd.model.errors import OperatorError, TransientError
-from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS, find_publication, published
+from ingestd.postgres.catalog.publication import find_publication, lists_schemas, published
 from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.dsn import role_of
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.slots.slot import busy_slot, drop_slot, find_slot
 
-_HAS_SCHEMAS = """
-SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
-                WHERE p.pubname = %s)
-"""
-
 
 @dataclass(frozen=True, slots=True)
-class Belonging:
+class SourceObject:
     """An object on the server. `kind`: slot or publication; `detail`: its size or state.
 
-    `kept`: why it is not dropped, None if it is; `statement`: the SQL that drops it.
+    `why_kept`: why it is not dropped, None if it is; `statement`: the SQL that drops it.
     """
 
     kind: str
     name: str
     detail: str
-    kept: str | None
+    why_kept: str | None
     statement: str
 
+    @property
+    def is_dropped(self) -> bool:
+        """True if the command drops it."""
+        return self.why_kept is None
 
-class Belongings:
-    """The objects of a source of kind `wal` on its server. Use within `claimed_belongings`."""
+
+class SourceObjects:
+    """The objects of a source of kind `wal` on its server. Use within `claimed_objects`."""
 
     def __init__(
         self, control: ControlConnection, connection: AsyncConnection[Any], settings: WalSettings
@@ -47,28 +47,28 @@ class Belongings:
         self._settings = settings
 
     @property
-    def place(self) -> str:
-        """The server: role, host, port and database."""
+    def server(self) -> str:
+        """Its name: role, host, port and database."""
         info = self._connection.info
         role = role_of(self._settings.dsn.get_secret_value()) or info.user
         return f"{role}@{info.host}:{info.port}/{info.dbname}"
 
-    async def found(self) -> list[Belonging]:
+    async def find(self) -> list[SourceObject]:
         """Return the existing objects. Raises OperatorError while a client reads the slot."""
         with self._control.errors("drop"):
-            there = [await self._slot(), await self._publication()]
-        return [belonging for belonging in there if belonging is not None]
+            found = [await self._slot(), await self._publication()]
+        return [each for each in found if each is not None]
 
-    async def drop(self, belonging: Belonging) -> None:
+    async def drop(self, dropped: SourceObject) -> None:
         """Drop it, if it still exists."""
         with self._control.errors("drop"):
-            if belonging.kind == "slot":
-                await drop_slot(self._connection, belonging.name)
+            if dropped.kind == "slot":
+                await drop_slot(self._connection, dropped.name)
             else:
                 statement = sql.SQL("DROP PUBLICATION IF EXISTS {}")
-                await self._connection.execute(statement.format(sql.Identifier(belonging.name)))
+                await self._connection.execute(statement.format(sql.Identifier(dropped.name)))
 
-    async def _slot(self) -> Belonging | None:
+    async def _slot(self) -> SourceObject | None:
         name = self._settings.slot
         slot = await find_slot(self._connection, name)
         if slot is None:
@@ -81,15 +81,15 @@ class Belongings:
             raise OperatorError(busy.what, remedy=busy.remedy)
         drop = sql.SQL("SELECT pg_catalog.pg_drop_replication_slot({});").format(name)
         held = "invalid" if slot.is_lost else f"it holds back {slot.retained_bytes or 0:,} bytes"
-        return Belonging("slot", name, held, kept, drop.as_string(self._connection))
+        return SourceObject("slot", name, held, kept, drop.as_string(self._connection))
 
-    async def _publication(self) -> Belonging | None:
+    async def _publication(self) -> SourceObject | None:
         name, connection = self._settings.publication, self._connection
         found = await find_publication(connection, name)
         if found is None:
             return None
         kept = None if self._settings.manage else "manage = false"
-        if found.all_tables or await self._has_schemas():
+        if found.all_tables or await lists_schemas(connection, name):
             kept = "ingestd creates no publication for all tables or for schemas"
         elif found.on_standby:
             kept = "a standby can't drop it; drop it on the primary"
@@ -98,18 +98,11 @@ class Belongings:
         sent = await published(connection, name, connection.info.server_version)
         drop = sql.SQL("DROP PUBLICATION {};").format(sql.Identifier(name))
         detail = f"{len(sent)} tables"
-        return Belonging("publication", name, detail, kept, drop.as_string(connection))
-
-    async def _has_schemas(self) -> bool:
-        if self._connection.info.server_version < FIRST_WITH_PARTS:
-            return False
-        cursor = await self._connection.execute(_HAS_SCHEMAS, (self._settings.publication,))
-        row = await cursor.fetchone()
-        return bool(row and row[0])
+        return SourceObject("publication", name, detail, kept, drop.as_string(connection))
 
 
 @asynccontextmanager
-async def claimed_belongings(source: str, settings: WalSettings) -> AsyncIterator[Belongings]:
+async def claimed_objects(source: str, settings: WalSettings) -> AsyncIterator[SourceObjects]:
     """Claim the source, so that no daemon works on it meanwhile (I5).
 
     Raises OperatorError while a daemon does, and the errors of `classify`.
@@ -127,7 +120,7 @@ async def claimed_belongings(source: str, settings: WalSettings) -> AsyncIterato
             if error.reason != "claimed":
                 raise
             raise OperatorError(error.what, remedy=error.remedy) from error
-        yield Belongings(control, await control.connection(), settings)
+        yield SourceObjects(control, await control.connection(), settings)
         await control.release()
     finally:
         await control.close()

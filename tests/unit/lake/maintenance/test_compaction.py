@@ -359,7 +359,7 @@ async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Pat
     assert done.cleaned.log_files >= last - 39
     committed = await lake_by(Way.kind, tmp_path).open()
     assert committed.position == last + 11
-    assert committed.origin == "system-1"
+    assert committed.server_id == "system-1"
 
 
 def clean(root: Path, files: frozenset[str], *, days: float) -> None:

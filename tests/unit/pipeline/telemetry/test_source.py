@@ -124,7 +124,7 @@ LATER = {
     "paused": lambda watch: watch.report_retained(NO_LAG),
     "failed": lambda watch: watch.failed(TransientError("no", reason="lost"), 1.0),
     "started": lambda watch: watch.discovered(dropped_at(T0), named(A)),
-    "started, paused": lambda watch: watch.found(dropped_at(T0)),
+    "started, paused": lambda watch: watch.lake_read_while_paused(dropped_at(T0)),
 }
 
 

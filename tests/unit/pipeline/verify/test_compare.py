@@ -32,7 +32,7 @@ def compared(
     source: Matrix, lake: FoldedHashes, *, has_key: bool = True, tracked: int = 1000
 ) -> TableCompared:
     found = TableCompared(tracked=tracked)
-    found.compare_part(source, lake, has_key=has_key)
+    found.compare_partition(source, lake, has_key=has_key)
     return found
 
 

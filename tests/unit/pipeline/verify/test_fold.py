@@ -18,7 +18,7 @@ from ingestd.lake.fold.plain import fold
 from ingestd.lake.verify.change_digests import digest_changes, lazy_columns, linked_keys
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.pipeline.verify.fold import fold_digests, fold_linked
-from ingestd.pipeline.verify.spill import NumberParts, part_of
+from ingestd.pipeline.verify.spill import NumberPartitions, partition_of
 from ingestd.ports.verify import KEY, Digested
 from tests.harness.examples import examples
 from tests.unit.lake.rows import make_batch
@@ -64,13 +64,15 @@ def digested(table: Table, batches: list[pa.RecordBatch]) -> Digested:
     return Digested(table, columns, key, tuple(sorted(lazy - set(key))), linked)
 
 
-def is_in(number: int, parts: int, keys: Hashes) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = part_of(keys, parts) == number
+def is_in(number: int, partitions: int, keys: Hashes) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = partition_of(keys, partitions) == number
     return found
 
 
-def by_numbers(table: Table, log: Rows, *, pieces: int, parts: int) -> tuple[Counter[int], int]:
-    """Fold in parts, changes coming in pieces: rows as numbers, and how many are doubled."""
+def by_numbers(
+    table: Table, log: Rows, *, pieces: int, partitions: int
+) -> tuple[Counter[int], int]:
+    """Fold in partitions, changes coming in pieces: rows as numbers, and how many are doubled."""
     size = max(1, -(-len(log) // pieces))
     batches = [make_batch(table, log[i : i + size]).rows for i in range(0, len(log), size)]
     if not batches:
@@ -78,16 +80,16 @@ def by_numbers(table: Table, log: Rows, *, pieces: int, parts: int) -> tuple[Cou
     how = digested(table, batches)
     rows: Counter[int] = Counter()
     doubled = 0
-    with NumberParts(parts + 1, how.width, 200) as held:
+    with NumberPartitions(partitions + 1, how.width, 200) as held:
         for batch in batches:
             matrix = digest_changes(batch, how)
-            place = part_of(matrix[:, KEY], parts)
-            place[how.is_linked(matrix[:, KEY])] = parts
+            place = partition_of(matrix[:, KEY], partitions)
+            place[how.is_linked(matrix[:, KEY])] = partitions
             held.add_rows(matrix, place)
-        linked = fold_linked(held.pop_part(parts), how)
-        for number in range(parts):
-            own = linked.among(partial(is_in, number, parts))
-            folded = fold_digests(held.pop_part(number), how).plus(own)
+        linked = fold_linked(held.pop_partition(partitions), how)
+        for number in range(partitions):
+            own = linked.among(partial(is_in, number, partitions))
+            folded = fold_digests(held.pop_partition(number), how).plus(own)
             assert sorted(folded.keys.tolist()) == folded.keys.tolist()
             rows.update(folded.rows.tolist())
             doubled += len(folded.doubled)
@@ -145,19 +147,22 @@ def keyed_logs(draw: st.DrawFn, *, may_be_full: bool = False) -> Rows:
 @examples(120)
 @given(keyed_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
 def test_keyed_rows_are_those_of_the_plain_fold(
-    log: Rows, pieces: int, parts: int, random: Any
+    log: Rows, pieces: int, partitions: int, random: Any
 ) -> None:
     shuffled = list(log)
     random.shuffle(shuffled)
-    assert by_numbers(KEYED, shuffled, pieces=pieces, parts=parts) == (plain(KEYED, log), 0)
+    assert by_numbers(KEYED, shuffled, pieces=pieces, partitions=partitions) == (
+        plain(KEYED, log),
+        0,
+    )
 
 
 @pytest.mark.slow
 @examples(120)
 @given(keyed_logs(may_be_full=True), st.integers(1, 3), st.sampled_from([1, 4]))
-def test_old_rows_with_room_for_what_was_not_sent(log: Rows, pieces: int, parts: int) -> None:
+def test_old_rows_with_room_for_what_was_not_sent(log: Rows, pieces: int, partitions: int) -> None:
     """A compacted file has the table's struct for old rows, whichever fields each had."""
-    assert by_numbers(WIDE, log, pieces=pieces, parts=parts) == (plain(WIDE, log), 0)
+    assert by_numbers(WIDE, log, pieces=pieces, partitions=partitions) == (plain(WIDE, log), 0)
 
 
 @examples(60)
@@ -169,7 +174,7 @@ def test_a_log_that_lost_changes_is_folded_alike(
     lost = data.draw(st.sets(st.integers(0, max(0, len(log) - 1)), max_size=4))
     left = [row for i, row in enumerate(log) if i not in lost]
     if left:
-        assert by_numbers(table, left, pieces=2, parts=4) == (plain(table, left), 0)
+        assert by_numbers(table, left, pieces=2, partitions=4) == (plain(table, left), 0)
 
 
 @examples(60)
@@ -179,7 +184,7 @@ def test_doubled_changes_are_counted(log: Rows, data: st.DataObject) -> None:
         return
     again = data.draw(st.lists(st.integers(0, len(log) - 1), max_size=3))
     log = [*log, *(log[i] for i in again)]
-    rows, doubled = by_numbers(KEYED, log, pieces=2, parts=4)
+    rows, doubled = by_numbers(KEYED, log, pieces=2, partitions=4)
     moved = sum(log[i]["_cdc_op"] == "u" for i in again)  # each may be two
     assert len(again) <= doubled <= len(again) + moved
     assert rows == plain(KEYED, log)
@@ -208,11 +213,14 @@ def whole_logs(draw: st.DrawFn) -> Rows:
 @examples(120)
 @given(whole_logs(), st.integers(1, 3), st.sampled_from([1, 4]), st.randoms())
 def test_whole_rows_are_those_of_the_plain_fold(
-    log: Rows, pieces: int, parts: int, random: Any
+    log: Rows, pieces: int, partitions: int, random: Any
 ) -> None:
     shuffled = list(log)
     random.shuffle(shuffled)
-    assert by_numbers(WHOLE, shuffled, pieces=pieces, parts=parts) == (plain(WHOLE, log), 0)
+    assert by_numbers(WHOLE, shuffled, pieces=pieces, partitions=partitions) == (
+        plain(WHOLE, log),
+        0,
+    )
 
 
 def test_keys_of_several_columns_tell_them_apart() -> None:

@@ -1,4 +1,4 @@
-"""Rows of numbers in parts: all are read back, and written ones use little memory."""
+"""Rows of numbers in partitions: all are read back, and written ones use little memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ingestd.pipeline.verify.spill import NumberParts, part_of
+from ingestd.pipeline.verify.spill import NumberPartitions, partition_of
 
 COUNT = 256
 
@@ -15,15 +15,15 @@ COUNT = 256
 @pytest.mark.parametrize("memory_bytes", [0, 20_000, 1 << 30])
 def test_each_row_comes_back_in_its_part(memory_bytes: int) -> None:
     random = np.random.default_rng(1)
-    with NumberParts(4, 2, memory_bytes) as parts:
+    with NumberPartitions(4, 2, memory_bytes) as partitions:
         given = [random.integers(0, 1 << 64, (size, 2), np.uint64) for size in (1, 300, 0, 99)]
         for rows in given:
-            parts.add_rows(rows, part_of(rows[:, 0], 4))
+            partitions.add_rows(rows, partition_of(rows[:, 0], 4))
         every = np.concatenate(given)
         for number in range(4):
-            own = every[part_of(every[:, 0], 4) == number]
-            assert parts.rows_in(number) == len(own)
-            assert parts.pop_part(number).tolist() == own.tolist()
+            own = every[partition_of(every[:, 0], 4) == number]
+            assert partitions.rows_in(number) == len(own)
+            assert partitions.pop_partition(number).tolist() == own.tolist()
 
 
 def test_memory_does_not_grow_with_the_rows() -> None:
@@ -32,11 +32,11 @@ def test_memory_does_not_grow_with_the_rows() -> None:
     random = np.random.default_rng(2)
     tracemalloc.start()
     try:
-        with NumberParts(COUNT, 3, memory_bytes) as parts:
+        with NumberPartitions(COUNT, 3, memory_bytes) as partitions:
             for _ in range(300):
                 rows = random.integers(0, 1 << 64, (COUNT, 3), np.uint64)
-                parts.add_rows(rows, part_of(rows[:, 0], COUNT))
-            assert parts.rows == 300 * COUNT
+                partitions.add_rows(rows, partition_of(rows[:, 0], COUNT))
+            assert partitions.rows == 300 * COUNT
             assert tracemalloc.get_traced_memory()[1] < 1.5 * memory_bytes
     finally:
         tracemalloc.stop()

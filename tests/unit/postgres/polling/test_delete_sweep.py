@@ -20,7 +20,12 @@ NOW, STARTED = 1_800_000_000.0, 500.0
 
 def test_when_it_was_swept_survives_in_the_text() -> None:
     progress = PollProgress(
-        SeenXids(7), SeenXids(7), floor="x", cursor="at", swept_at=NOW, part=KeyPartition(3, 8)
+        SeenXids(7),
+        SeenXids(7),
+        floor="x",
+        cursor="at",
+        swept_at=NOW,
+        key_partition=KeyPartition(3, 8),
     )
     assert PollProgress.parse(progress.to_text()) == progress
     assert progress.by("id").swept_at == NOW
@@ -29,11 +34,11 @@ def test_when_it_was_swept_survives_in_the_text() -> None:
     known = PollProgress.parse(json.dumps(older))
     assert known is not None
     assert known.swept_at == 0.0
-    assert known.part == KeyPartition(3, 8)
+    assert known.key_partition == KeyPartition(3, 8)
     del older["part"]
     known = PollProgress.parse(json.dumps(older))
     assert known is not None
-    assert known.part == WHOLE
+    assert known.key_partition == WHOLE
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def slot(**changes: Any) -> Slot:
 
 
 def test_an_intact_slot_is_resumed() -> None:
-    for committed in (lake(), lake(position=Lsn(0x700)), lake(origin=None)):
+    for committed in (lake(), lake(position=Lsn(0x700)), lake(server_id=None)):
         assert judge(FOUND, SETTINGS, committed, where="x") == Resumed()
 
 
@@ -132,7 +132,7 @@ def test_a_lake_that_the_slot_was_not_read_into_is_lost(
     ("found", "committed", "who"),
     [
         (replace(FOUND, slot=None), LakeState(), "ours"),
-        (FOUND, LakeState(origin="7/1"), "ours"),  # a start that was cut short
+        (FOUND, LakeState(server_id="7/1"), "ours"),  # a start that was cut short
         (FOUND, LakeState(), "theirs"),  # the slot is created by hand before the first start
         (FOUND, lake(tables={}), "ours"),
     ],
@@ -200,7 +200,7 @@ def test_a_slot_already_read_on_the_new_timeline_is_resumed() -> None:
 
 def test_a_server_behind_the_lake_is_lost_and_must_catch_up() -> None:
     behind = replace(FOUND, current=Lsn(0x4FF), slot=None)
-    for committed in (lake(), lake(origin="8/1")):
+    for committed in (lake(), lake(server_id="8/1")):
         verdict = judge(behind, SETTINGS, committed, where="source shop")
         assert isinstance(verdict, Lost)
         assert verdict.is_behind

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.wal.drain.drain import DrainPolicy
-from ingestd.postgres.wal.drain.parts import (
+from ingestd.postgres.wal.drain.backlog_parts import (
     LEAST_BYTES,
     MESSAGE_BYTES,
     MOST_JOINED,
@@ -15,6 +14,7 @@ from ingestd.postgres.wal.drain.parts import (
     PartQueue,
     cut,
 )
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 
 POSITIONS = st.integers(1, 1 << 60)
 BYTES = st.integers(1, 1 << 40)

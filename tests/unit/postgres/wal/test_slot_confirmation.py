@@ -17,7 +17,7 @@ class RecordedAdvance:
     """Records where a slot would be moved."""
 
     def __init__(self) -> None:
-        self.lineage = ""
+        self.queried_id = ""
         self.calls: list[tuple[str, Lsn]] = []
 
     def start_at(self, position: Lsn) -> None:

@@ -75,7 +75,7 @@ class Source:
         if self.gap.wait_s(suspects) > 0:
             return False
         self.gap.undecodable = "a row"
-        self.gap.accuse(suspects, "why")
+        self.gap.keep_out(suspects, "why")
         self.gap.renewed(is_moved=True)
         return True
 
@@ -192,7 +192,7 @@ def test_only_its_owner_can_not_create_a_table_again(owner: int) -> None:
     assert source.kept_out() == ([50] if owner == A else [])
 
 
-def test_a_row_of_an_open_transaction_accuses_no_table() -> None:
+def test_a_row_of_an_open_transaction_keeps_out_no_table() -> None:
     source = Source()
     assert source.pass_row(certain(1))
     for number in range(AT_ONCE - 1):

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingestd.lake.delta.data_files import open_parquet
+from ingestd.lake.delta.data_files import DataFileReader, open_parquet
 from ingestd.lake.delta.log_files import ensure_readable_log
 from ingestd.lake.delta.parquet.footer import read_metadata
 from ingestd.lake.store.local_store import LocalStore
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.plain_files import Fsync
 from ingestd.model.errors import FolderError
+from tests.harness.arrow_schemas import one_field_many_times, parquet_with
 from tests.harness.hostile_folder import make_table, plant_checkpoint
 
 if TYPE_CHECKING:
@@ -211,3 +214,47 @@ def _ensure_refused(content: bytes) -> None:
     command = [sys.executable, "-c", READ, content.hex()]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
+ROWS = pa.table({"ARROW:schema": [1, 2, 3], "note": ["ARROW:schema", None, "x"]})
+"""The name of the key may occur elsewhere."""
+
+
+def test_a_schema_that_repeats_a_name_takes_no_memory() -> None:
+    """200 kB of one file would be 5 GB of columns: the end of the process, for all sources."""
+    content = parquet_with(ROWS, one_field_many_times(25_000, 200_000))
+    assert len(content) < 500_000
+    reader = DataFileReader(pa.BufferReader(content), "p", most_bytes=1 << 20)
+    assert pa.Table.from_batches(reader.batches()) == ROWS
+    assert pa.total_allocated_bytes() < 64 << 20
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.uuid(), pa.list_(pa.int8(), 2)])
+def test_types_of_arrow_in_a_file_are_not_believed(kind: pa.DataType) -> None:
+    schema = pa.schema([pa.field(name, kind) for name in ROWS.schema.names])
+    content = parquet_with(ROWS, schema.serialize().to_pybytes())
+    assert pa.Table.from_batches(DataFileReader(pa.BufferReader(content), "p").batches()) == ROWS
+
+
+def test_each_type_of_the_lake_is_read_without_arrows_schema() -> None:
+    moment = datetime(1600, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    rows = pa.table(
+        {
+            "ts": pa.array([moment, None], pa.timestamp("us", tz="UTC")),
+            "ntz": pa.array([moment.replace(tzinfo=None), None], pa.timestamp("us")),
+            "d": pa.array([Decimal("1.25"), None], pa.decimal128(38, 2)),
+            "list": pa.array([["a", None], None], pa.list_(pa.field("element", pa.string()))),
+            "map": pa.array([[("k", "v")], None], pa.map_(pa.string(), pa.string())),
+            "row": pa.array(
+                [{"a": 1, "b": b"x"}, None], pa.struct([("a", pa.int8()), ("b", pa.binary())])
+            ),
+            "day": pa.array([moment.date(), None], pa.date32()),
+            "flag": pa.array([True, None]),
+            "f": pa.array([0.5, None], pa.float32()),
+        }
+    )
+    file = pa.BufferOutputStream()
+    pq.write_table(rows, file)
+    found = pa.Table.from_batches(DataFileReader(pa.BufferReader(file.getvalue()), "p").batches())
+    assert found.schema.equals(rows.schema)
+    assert found == rows

@@ -1,4 +1,4 @@
-"""Making the publication send the captured tables, whether or not this role owns it."""
+"""Makes the publication send the captured tables, whether or not this role owns it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.wal.publication_sql import (
-    ColumnLists,
-    add_statement,
-    check_publication,
-    column_lists,
-    create_statement,
+from ingestd.postgres.wal.publication.alteration import (
     keep_each,
     keep_publication,
-    kept_out,
-    must_be_replaced,
+    refused_by_trigger,
+    why_refused,
+)
+from ingestd.postgres.wal.publication.replacement import must_be_replaced, replace_publication
+from ingestd.postgres.wal.publication.statements import (
+    ColumnLists,
+    add_statement,
+    column_lists,
+    create_statement,
+)
+from ingestd.postgres.wal.publication.unmanaged import (
+    check_publication,
     owners_statement,
     partitioned_of,
-    refused_by_trigger,
-    replace_publication,
 )
 
 TRY_AGAIN_S = 60.0
@@ -58,14 +61,14 @@ async def prepare_publication(
     tables: Sequence[Table],
     *,
     is_live: bool,
-    evicts: bool = False,
+    only_these: bool = False,
     where: str,
 ) -> PublicationChange:
     """Create, alter or check the publication. Return the tables that the server refuses, and why.
 
-    They are locked, or dropped, or refused permanently (`publication_sql.kept_out`). `is_live`: the
-    stream is running. `evicts`: no other table may stay in it, even if it is locked. `where` begins
-    an error's text. Raises psycopg.Error, OperatorError, TransientError (``publication_lost``).
+    They are locked, or dropped, or refused permanently (`why_refused`). `is_live`: the stream is
+    running. `only_these`: no other table may stay in it, even if it is locked. `where` begins an
+    error's text. Raises psycopg.Error, OperatorError, TransientError (``publication_lost``).
     """
     name = settings.publication
     names = [t.id for t in tables]
@@ -90,7 +93,7 @@ async def prepare_publication(
         async with await connect(
             dsn, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
         ) as connection:
-            return await _keep(connection, name, names, lists, evicts=evicts)
+            return await _keep(connection, name, names, lists, only_these=only_these)
     except psycopg.errors.ReadOnlySqlTransaction as error:
         statement = printed(create_statement(name, names, lists))
         raise OperatorError(
@@ -120,7 +123,7 @@ async def _keep(
     names: Sequence[TableId],
     lists: ColumnLists,
     *,
-    evicts: bool,
+    only_these: bool,
 ) -> PublicationChange:
     """Publish all tables at once, or one by one if the server refuses that for any reason (I8)."""
     try:
@@ -128,7 +131,7 @@ async def _keep(
     except psycopg.Error:
         if connection.closed:
             raise
-        if evicts and await must_be_replaced(connection, name, names):
+        if only_these and await must_be_replaced(connection, name, names):
             try:
                 refused = await replace_publication(connection, name, names, lists)
                 return PublicationChange(refused, is_replaced=True)
@@ -201,7 +204,7 @@ class PublicationRefusals:
                 described.append(describe(row))
         dsn = self._settings.dsn.get_secret_value()
         async with await connect(dsn, reads_names=True) as connection:
-            self.reasons = await kept_out(
+            self.reasons = await why_refused(
                 connection,
                 self._settings.publication,
                 [t.id for t in described],

@@ -1,4 +1,4 @@
-"""The daemon's naming of tables in a catalog: when it is tried, and what it delays (nothing)."""
+"""When the daemon registers tables in a catalog, and what that delays (nothing)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ import structlog
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from ingestd.app.catalog_naming import EVERY_S, FIRST_RETRY_S, MOST_RETRIES, CatalogNaming
+from ingestd.app.catalog_registration import (
+    EVERY_S,
+    FIRST_RETRY_S,
+    MOST_RETRIES,
+    CatalogRegistration,
+)
 from ingestd.catalogs.names import NameOutcome, NameReport
 from ingestd.config import CatalogSettings
 from ingestd.model.errors import OperatorError, TransientError
@@ -39,7 +44,7 @@ class World:
         source = SourceStatus("shop", AT, epoch=1)
         self.status = DaemonStatus("1", AT, {"shop": source})
         self.metrics = Metrics()
-        self.naming = CatalogNaming(
+        self.registration = CatalogRegistration(
             SETTINGS,
             MemoryLakeFactory(),
             self.status,
@@ -62,7 +67,7 @@ class World:
     async def after(self, seconds: float) -> int:
         """Return how often the catalog has been asked after this time."""
         self.now += seconds
-        await self.naming.register_due()
+        await self.registration.register_due()
         return self.tried
 
     def faults(self) -> float | None:
@@ -127,6 +132,20 @@ async def test_a_name_that_is_refused_is_counted(world: World) -> None:
     assert world.faults() == 1
 
 
+async def test_a_source_that_is_removed_meanwhile_has_no_series(world: World) -> None:
+    """Nothing would ever set it to 0 again, and its alert would stay."""
+    world.set_table("public.a")
+
+    def is_removed(*_: object) -> Sequence[NameReport]:
+        del world.status.sources["shop"]
+        world.metrics.forget_source("shop")
+        raise DOWN
+
+    world.registration.register = is_removed
+    await world.after(1)
+    assert world.faults() is None
+
+
 async def test_a_catalog_that_hangs_can_be_left(world: World) -> None:
     """Nothing waits for its thread: neither the cancellation nor the end of the process."""
     world.set_table("public.a")
@@ -137,8 +156,8 @@ async def test_a_catalog_that_hangs_can_be_left(world: World) -> None:
         released.wait(60)
         return []
 
-    world.naming.register = hangs
-    task = asyncio.create_task(world.naming.run())
+    world.registration.register = hangs
+    task = asyncio.create_task(world.registration.run())
     await asyncio.to_thread(entered.wait, 60)
     [thread] = [each for each in threading.enumerate() if each.name == "catalog"]
     assert thread.daemon

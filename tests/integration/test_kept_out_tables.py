@@ -9,6 +9,7 @@ import pytest
 from ingestd.failpoints import VARIABLE
 from ingestd.model.schema import TableId
 from tests.harness.compare import assert_lake_equals_source, registry
+from tests.harness.databases import skip_without_lists
 from tests.harness.waiting import await_until
 from tests.integration.test_large_rows import LIMIT_S, await_confirmed, await_state
 from tests.integration.test_moved_past_rows import KILLS
@@ -274,3 +275,30 @@ def test_a_kill_while_tables_are_kept_out(
     for name in ("victim", "bad_0", "bad_1"):
         await_state(daemon, lake, name, "live")
     assert_lake_equals_source(database, lake)
+
+
+@pytest.mark.parametrize(
+    "stops_source",
+    [False, pytest.param(True, marks=pytest.mark.thorough)],
+    ids=["compares", "may fail"],
+)
+def test_a_row_filter_that_compares_can_not_have_failed(
+    database: Database, lake: Path, make_daemon: MakeDaemon, deep: str, *, stops_source: bool
+) -> None:
+    """Another table's filter: if it can fail, the row may be of that table."""
+    skip_without_lists(database)
+    condition = "100 / id > 0" if stops_source else "id > 0 AND note IS NOT NULL"
+    database.execute(f"CREATE PUBLICATION filtered FOR TABLE victim WHERE ({condition})")
+    daemon = make_daemon(wal(database, lake, 'publication = "filtered"'))
+    daemon.start_ready()
+    commit_row(database, deep, "bad_0", "bad_1")
+    await_delivered(database, daemon, lake)
+    commit_row(database, deep, "bad_2", "bad_3")
+    if stops_source:
+        await_until(lambda: stops(daemon), LIMIT_S, daemon.tail)
+        return
+    database.execute("INSERT INTO victim VALUES (1, 'later')")
+    await_delivered(database, daemon, lake)
+    stopped = {n for n, state in states(lake).items() if state == "stopped"}
+    assert stopped == {"bad_2", "bad_3"}
+    assert_lake_equals_source(database, lake, tables=[SMALL, VICTIM])

@@ -7,7 +7,6 @@ refuses or hangs delays no epoch and no stop. What it lacks is tried again.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from ingestd.app.register import register_source
 from ingestd.catalogs.names import NameOutcome, NameReport, faults_of
 from ingestd.model.errors import IngestdError, OperatorError
+from ingestd.process.daemon_thread import in_daemon_thread
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -37,7 +37,7 @@ _Tables = frozenset[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class _Named:
+class _Registered:
     """What is known of a source. `tables`: with their states, when it was last tried."""
 
     tables: _Tables | None = None
@@ -57,7 +57,7 @@ class _Named:
 
 
 @dataclass(slots=True)
-class CatalogNaming:
+class CatalogRegistration:
     """Registers the sources of `status` one after the other. `register`: for tests."""
 
     settings: CatalogSettings
@@ -67,7 +67,7 @@ class CatalogNaming:
     log: FilteringBoundLogger
     register: Register = register_source
     monotonic: Callable[[], float] = time.monotonic
-    _named: dict[str, _Named] = field(default_factory=dict, init=False)
+    _registered: dict[str, _Registered] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -79,18 +79,25 @@ class CatalogNaming:
         """Register the sources whose tables have changed, or that must be tried again."""
         for name, source in list(self.status.sources.items()):
             tables = _tables_of(source)
-            known = self._named.setdefault(name, _Named())
+            known = self._registered.setdefault(name, _Registered())
             if tables and known.is_due(tables, self.monotonic()):
                 await self._register(name, tables, known)
-        for name in self._named.keys() - self.status.sources.keys():
-            del self._named[name]
+        for name in self._registered.keys() - self.status.sources.keys():
+            del self._registered[name]
 
-    async def _register(self, name: str, tables: _Tables, known: _Named) -> None:
+    async def _register(self, name: str, tables: _Tables, known: _Registered) -> None:
         try:
-            reports = await in_thread(lambda: [*self.register(self.lake, self.settings, name)])
+            reports = await in_daemon_thread(
+                lambda: _with_known_faults(
+                    lambda: [*self.register(self.lake, self.settings, name)]
+                ),
+                "catalog",
+            )
             faults = faults_of(reports)
         except IngestdError as error:
             reports, faults = [], [error]
+        if name not in self.status.sources:  # no longer in the config: it has no series any more
+            return
         has_changed, known.tables, known.at = tables != known.tables, tables, self.monotonic()
         known.retries = 0 if not faults or has_changed else known.retries + 1
         self.metrics.catalog_faults(name, len(faults))
@@ -122,37 +129,14 @@ def _tables_of(source: SourceStatus) -> _Tables:
     return frozenset(raw | references) if source.epoch or references else frozenset()
 
 
-async def in_thread(call: Callable[[], list[NameReport]]) -> list[NameReport]:
-    """Return what a call returns, run in a thread that does not keep the process alive.
-
-    Raises IngestdError; an unexpected error as OperatorError, without its text.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[list[NameReport]] = loop.create_future()
-
-    def give(reports: list[NameReport] | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(reports or [])
-
-    def run() -> None:
-        reports, fault = None, None
-        try:
-            reports = call()
-        except IngestdError as error:
-            fault = error
-        except Exception as error:  # noqa: BLE001 - of a library; its text may have anything
-            fault = OperatorError(
-                f"the catalog's library failed: {type(error).__name__}",
-                remedy="`ingestd register --debug` shows where",
-            )
-        try:
-            loop.call_soon_threadsafe(give, reports, fault)
-        except RuntimeError:  # the loop has ended meanwhile
-            return
-
-    threading.Thread(target=run, name="catalog", daemon=True).start()
-    return await done
+def _with_known_faults(call: Callable[[], list[NameReport]]) -> list[NameReport]:
+    """Return what a call returns. Raise an unexpected error as OperatorError, without its text."""
+    try:
+        return call()
+    except IngestdError:
+        raise
+    except Exception as error:  # of a library; its text may have anything
+        raise OperatorError(
+            f"the catalog's library failed: {type(error).__name__}",
+            remedy="`ingestd register --debug` shows where",
+        ) from error

@@ -57,7 +57,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 @dataclass(slots=True)
-class EpochStream:
+class EpochRun:
     """Drives a `TableJob` over the epochs of a lake, into tables below `target`.
 
     `patterns`: tables to include, as the config's `tables`. `rebuild`: tables to re-create first.
