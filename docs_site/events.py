@@ -130,6 +130,7 @@ OF_JOBS: Mapping[str, str] = {
     "catalog.removed": "The name of a table that the source no longer has was removed; its files stay.",
     "raw.files_gone": "Files that a raw table's log names are missing; the job continues without them.",
     "mirror.rebuilding": "A mirror is re-created, for the given `reason`.",
+    "variant.kept_as_text": "With `--variant`, `values` of the rows of a step are in `_cdc_raw`, because VARIANT can't hold them exactly.",
     "table.no_key": "The table has no key, so the job keeps nothing of it. Logged once.",
     "table.resumed": "A table that had stopped continues.",
     "table.stopped": "One table can't continue; the others do. Do what `remedy` says.",

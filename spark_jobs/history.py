@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from spark_jobs.cli.arguments import run_until_stopped
+from spark_jobs.cli.arguments import add_variant, run_until_stopped
 from spark_jobs.cli.table_job import run_table_job, table_job_parser
 from spark_jobs.lake.targets import HISTORIES
+from spark_jobs.session import ensure_session_has_variant
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +43,9 @@ def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> D
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    return table_job_parser("history", __doc__ or "", "histories")
+    found = table_job_parser("history", __doc__ or "", "histories")
+    add_variant(found)
+    return found
 
 
 def main(
@@ -56,12 +59,14 @@ def main(
     `stop` ends a continuous run; `after_commit` is called after every commit, for tests.
     """
     chosen = parser().parse_args(arguments)
+    if chosen.variant:
+        ensure_session_has_variant()
 
     def make() -> tuple[TableJob, Mapping[str, str]]:
         from spark_jobs.delta_log.commits import MERGE_SETTINGS  # noqa: PLC0415 - imports pyspark
         from spark_jobs.histories.job import HistoryJob  # noqa: PLC0415 - imports pyspark
 
-        return HistoryJob(), MERGE_SETTINGS
+        return HistoryJob(variant=chosen.variant), MERGE_SETTINGS
 
     return run_table_job(
         chosen, make, name="history", log_name=HISTORIES, stop=stop, after_commit=after_commit

@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from spark_jobs.cli.arguments import run_until_stopped
+from spark_jobs.cli.arguments import add_variant, run_until_stopped
 from spark_jobs.cli.table_job import run_table_job, table_job_parser
 from spark_jobs.lake.targets import MIRRORS
+from spark_jobs.session import ensure_session_has_variant
 
 if TYPE_CHECKING:
     import argparse
@@ -30,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--soft-deletes", action="store_true", help="keep deleted rows, with _cdc_deleted_at"
     )
+    add_variant(found)
     return found
 
 
@@ -47,12 +49,15 @@ def main(
     moves the tables, and `accelerator` helps, instead of what the arguments say.
     """
     chosen = parser().parse_args(arguments)
+    if chosen.variant:
+        ensure_session_has_variant()
 
     def make() -> tuple[TableJob, Mapping[str, str]]:
         from spark_jobs.delta_log.commits import MERGE_SETTINGS  # noqa: PLC0415 - imports pyspark
         from spark_jobs.mirrors.job import MirrorJob  # noqa: PLC0415 - imports pyspark
 
-        return job or MirrorJob(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
+        own = MirrorJob(soft_deletes=chosen.soft_deletes, variant=chosen.variant)
+        return job or own, MERGE_SETTINGS
 
     return run_table_job(
         chosen,

@@ -172,6 +172,19 @@ def ensure_pair(found: Installed | None = None, *, starts_java: bool = True) -> 
     return pair
 
 
+def ensure_variant(spark: str) -> None:
+    """Raise OperatorError if this version of Spark has no VARIANT."""
+    if int(minor(spark).split(".")[0]) < _FIRST_WITH_VARIANT:
+        raise OperatorError(
+            f"--variant needs Spark {_FIRST_WITH_VARIANT} or later, with its Delta; this one is"
+            f" {spark}",
+            remedy=f"{NEWEST.installation}  # or leave out --variant: jsonb stays text",
+        )
+
+
+_FIRST_WITH_VARIANT = 4
+
+
 def pair_of(spark: str, delta: str) -> Pair | None:
     """Return the pair of two versions; None if they don't work together."""
     minors = minor(spark), minor(delta)

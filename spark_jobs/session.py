@@ -16,7 +16,15 @@ import structlog
 
 from ingestd.model.errors import OperatorError
 from spark_jobs.delta_log.tables import ON_DATABRICKS, has_known_classes, is_connect
-from spark_jobs.pairs import Pair, ensure_pair, minor, pair_of, pairs_of
+from spark_jobs.pairs import (
+    Pair,
+    ensure_pair,
+    ensure_variant,
+    installed,
+    minor,
+    pair_of,
+    pairs_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -90,6 +98,14 @@ def job_session(
         structlog.get_logger("ingestd").warning("databricks.not_tried", spark=session.version)
     _log_no_statistics(session)
     return session
+
+
+def ensure_session_has_variant() -> None:
+    """Raise OperatorError if the Spark of the coming session has no VARIANT. Starts no JVM."""
+    running = running_session()
+    version = installed().spark if running is None else running.version
+    if version:  # else `job_session` reports it
+        ensure_variant(version)
 
 
 def running_session() -> SparkSession | None:

@@ -30,7 +30,8 @@ class LakeColumn:
     the source (None: null), whatever is stored in the lake; 0 if no such rows exist. `since`: when
     that was recorded. `is_again`: the source had dropped a column with this name and re-created
     it. The column receives values from `from_lsn` on, up to `until_lsn` (None: still). `identity`:
-    it belongs to the replica identity; `key`: to the primary key.
+    it belongs to the replica identity; `key`: to the primary key. `is_variant`: a Spark job stores
+    it as VARIANT (`spark_jobs.lake.variants`).
     """
 
     name: str
@@ -46,6 +47,8 @@ class LakeColumn:
     is_again: bool = False
     from_lsn: int = 0
     until_lsn: int | None = None
+    type_oid: int = 0
+    is_variant: bool = False
 
     def has_values_at(self, lsn: int) -> bool:
         """Return whether rows written at a position have values in this column."""
@@ -206,6 +209,7 @@ def _column(
         since=at,
         is_again=is_again,
         from_lsn=at_lsn if before is None else before.from_lsn,
+        type_oid=column["type_oid"],
     )
 
 

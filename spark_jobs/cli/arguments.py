@@ -84,6 +84,13 @@ def add_accelerator(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_variant(parser: argparse.ArgumentParser) -> None:
+    """Add --variant."""
+    parser.add_argument(
+        "--variant", action="store_true", help="jsonb as VARIANT instead of text (Spark 4)"
+    )
+
+
 def _pattern(text: str) -> str:
     try:
         TableId.parse(text.removeprefix("!"))

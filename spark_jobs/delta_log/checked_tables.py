@@ -56,12 +56,17 @@ class CheckedTables:
             self._checkpoints[folder] = found
 
     @staticmethod
-    def columns(session: SparkSession, path: str) -> list[str]:
-        """Return the column names of a table from its log, without reading a file.
+    def column_types(session: SparkSession, path: str) -> dict[str, str]:
+        """Return the columns of a table, name to type, from its log, without reading a file.
 
         Raises AnalysisException if the table does not exist.
         """
-        return session.read.format("delta").load(path).columns
+        return dict(session.read.format("delta").load(path).dtypes)
+
+    @staticmethod
+    def columns(session: SparkSession, path: str) -> list[str]:
+        """Return the names of `column_types`."""
+        return list(CheckedTables.column_types(session, path))
 
     def rows(self, session: SparkSession, path: str, version: int | None = None) -> DataFrame:
         """See `DeltaTables`."""

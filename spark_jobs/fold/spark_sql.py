@@ -7,7 +7,7 @@ which only the driver does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ingestd.lake.fold.outcomes import DELETED, KEPT
 from ingestd.model.changes import OF_BEFORE
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col, may_be_raw, same_key
 from spark_jobs.lake.exchange import from_arrow, to_arrow
+from spark_jobs.lake.variants import kept_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -34,7 +35,8 @@ class Survey:
     `truncated`: position of the newest `t`. `read_from`, `read_to`: lowest and highest commit_lsn
     of the `r` rows. `others`: rows that are neither `r` nor `t`. `unsent`: columns that some update
     did not send. `key_changes`: updates that changed the key; `links`: those of them that also
-    have unsent values. `changed_from`: lowest commit_lsn of the `others`.
+    have unsent values. `changed_from`: lowest commit_lsn of the `others`. `kept_texts`: values that
+    VARIANT can't hold.
     """
 
     rows: int
@@ -46,10 +48,14 @@ class Survey:
     key_changes: int
     links: int
     changed_from: int | None
+    kept_texts: int = 0
 
 
-def survey(changes: DataFrame, key: Sequence[LakeColumn]) -> Survey:
-    """Return the figures of a batch. One Spark job that reads few columns."""
+def survey(changes: DataFrame, key: Sequence[LakeColumn], variants: Collection[str] = ()) -> Survey:
+    """Return the figures of a batch. One Spark job that reads few columns.
+
+    `variants`: the columns that become VARIANT.
+    """
     op, lsn = col("_cdc_op"), col("_cdc_lsn")
     changed = _key_changed(changes, key)
     unsent = f.coalesce(f.size(f.col("_cdc_unchanged")), f.lit(0)) > 0
@@ -66,6 +72,7 @@ def survey(changes: DataFrame, key: Sequence[LakeColumn]) -> Survey:
         f.count_if(changed).alias("key_changes"),
         f.count_if(changed & unsent).alias("links"),
         f.min(f.when((op != "r") & (op != "t"), lsn)).alias("changed_from"),
+        (kept_texts(variants) if variants else f.lit(0)).alias("kept_texts"),
     ).collect()[0]
     truncated = found["truncated"]
     return Survey(
@@ -78,6 +85,7 @@ def survey(changes: DataFrame, key: Sequence[LakeColumn]) -> Survey:
         key_changes=found["key_changes"],
         links=found["links"],
         changed_from=found["changed_from"],
+        kept_texts=found["kept_texts"],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -19,6 +19,7 @@ from spark_jobs.histories.version_columns import VERSION
 from spark_jobs.histories.window import RowsGoneError, Window, empty_window, raw_rows, read_window
 from spark_jobs.lake.columns import col
 from spark_jobs.lake.types import named_type
+from spark_jobs.lake.variants import ensure_same_types, log_kept_texts, with_variants
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,17 +28,26 @@ if TYPE_CHECKING:
     from spark_jobs.lake.source_lake import SourceLake
 
 
+@dataclass(frozen=True, slots=True)
 class HistoryJob:
-    """The history job, for `spark_jobs.engine.epoch_run.EpochRun`."""
+    """The history job, for `spark_jobs.engine.epoch_run.EpochRun`.
 
-    name = "history"
+    `variant`: jsonb is stored as VARIANT.
+    """
+
+    variant: bool = False
+    name: str = "history"
 
     def advance(self, lake: SourceLake, step: TableStep) -> None:
         """Bring a table's history to the end of `step.through`. See `TableJob`."""
+        if self.variant:
+            step = replace(step, definition=with_variants(step.definition))
         shape = shape_of(lake, step)
         table = HistoryTable(lake.session, step.path, step.app_id, lake.checked)
         if step.above:
-            named = clash(shape, table.columns())
+            types, variants = table.column_types(), shape.variants
+            ensure_same_types(step.table, types, shape.columns, variants, is_wanted=self.variant)
+            named = clash(shape, list(types))
             if named is not None:
                 raise TableError(
                     TableId.parse(step.table),
@@ -68,6 +78,7 @@ class HistoryJob:
             ) from error
         if window is not None:
             _ensure_same_key(window, lake, step)
+            log_kept_texts(step.table, window.kept_texts)
         if not step.above:
             _begin(table, window, shape, lake, step)
         elif window is not None:

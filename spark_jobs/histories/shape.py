@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
@@ -18,8 +19,9 @@ from pyspark.sql import types as t
 from ingestd.decode.lake_columns import column_name
 from ingestd.model.changes import RESERVED_PREFIX
 from spark_jobs.delta_log.statements import literal
-from spark_jobs.lake.columns import RAW, named
+from spark_jobs.lake.columns import RAW, VARIANT, named
 from spark_jobs.lake.missing_values import missing_value
+from spark_jobs.lake.variants import variant_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -58,7 +60,8 @@ class HistoryShape:
     `types`: every source column of the raw table. `versions`: for each identifying column, the
     lake columns that have had its values, the present one first. `present`: columns that the
     source has now. `is_keyed`: if not, all columns together identify a row. `lives`: each period
-    in which one of `types` received values.
+    in which one of `types` received values. `variants`: columns that the history has as VARIANT;
+    in `types` they are strings, as in a step.
     """
 
     types: Mapping[str, t.DataType]
@@ -66,6 +69,7 @@ class HistoryShape:
     versions: tuple[tuple[str, ...], ...]
     is_keyed: bool
     lives: tuple[LakeColumn, ...] = ()
+    variants: tuple[str, ...] = ()
 
     @classmethod
     def from_schema(cls, raw: t.StructType, definition: Definition) -> HistoryShape:
@@ -78,7 +82,13 @@ class HistoryShape:
         if key:
             others = set(types).difference(c.name for c in present)
             versions = [(c.name, *_earlier(c, others)) for c in present if c.name in key]
-        return cls(types, present, tuple(versions), bool(key), lives)
+        return cls(types, present, tuple(versions), bool(key), lives, tuple(variant_names(lives)))
+
+    @property
+    def stored_types(self) -> dict[str, str]:
+        """The types of the columns in the history."""
+        found = {name: kind.simpleString() for name, kind in self.types.items()}
+        return found | dict.fromkeys(self.variants, VARIANT)
 
     @property
     def added(self) -> list[LakeColumn]:
@@ -125,15 +135,17 @@ class HistoryShape:
         """Return the values that identify a row, as SQL, in types that Spark can compare and group.
 
         Null equals null here. `struct`: a column to use instead of the row; `prefix`: of its names
-        in `_cdc_raw`. `of`: the alias of the row's table. `lsn`: the column with the row's
-        position. In a row from below the position where a column was added, the column has the
-        source's value for such rows, whatever is stored.
+        in `_cdc_raw`. `of`: the alias of the history, if the row is in it. `lsn`: the column with
+        the row's position. In a row from below the position where a column was added, the column
+        has the source's value for such rows, whatever is stored.
         """
         raw, lsns = named(RAW, of), named(lsn, of)
         added = {c.name: (c.since_lsn, *missing_value(c)) for c in self.present if c.since_lsn}
 
+        in_row = partial(self._in_history, of=of) if of else named
+
         def value(name: str) -> str:
-            own = named(name, of) if struct is None else named(name, named(struct, of))
+            own = in_row(name) if struct is None else named(name, named(struct, of))
             if name not in added:
                 return own
             since, missing, _ = added[name]
@@ -162,6 +174,10 @@ class HistoryShape:
             else:
                 found.append(text(names[0]))
         return found
+
+    def _in_history(self, name: str, of: str) -> str:
+        own = named(name, of)
+        return f"to_json({own})" if name in self.variants else own
 
     def named_parts(self, *, struct: str | None = None, prefix: str = "") -> list[Column]:
         """Return `parts` with their names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,13 @@ from spark_jobs.delta_log.statements import (
 )
 from spark_jobs.histories.shape import ADDED, HistoryShape, is_clashing
 from spark_jobs.histories.version_columns import as_history, spanning, stored, with_missing
-from spark_jobs.lake.columns import RAW, named, needs_column_mapping
+from spark_jobs.lake.columns import RAW, missing_properties, named, needs_column_mapping
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
+from spark_jobs.lake.variants import as_texts, parsed, value_of_text
 from spark_jobs.mirrors.policy import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType
 
     from ingestd.lake.definitions import LakeColumn
     from spark_jobs.delta_log.commits import Signature
@@ -58,12 +58,16 @@ class HistoryTable:
     checked: CheckedTables = field(default_factory=CheckedTables)
 
     def rows(self) -> DataFrame:
-        """Return the history's rows."""
-        return self.checked.rows(self.session, self.path)
+        """Return the history's rows, with texts for VARIANT (`as_texts`)."""
+        return as_texts(self.checked.rows(self.session, self.path))
 
     def columns(self) -> list[str]:
         """Return the names of the history's columns."""
         return self.checked.columns(self.session, self.path)
+
+    def column_types(self) -> dict[str, str]:
+        """Return the history's columns, name to type."""
+        return self.checked.column_types(self.session, self.path)
 
     def before(self, window: Window, shape: HistoryShape, keys: DataFrame | None) -> DataFrame:
         """Return the versions that a window may change: those that do not end below it.
@@ -90,7 +94,7 @@ class HistoryTable:
     def replace(self, versions: DataFrame, shape: HistoryShape, signature: Signature) -> None:
         """Replace all versions of the history by these: one commit, a plain write."""
         prefix = _PREFIX if is_clashing(shape.columns) else ""
-        rows = versions.select(as_history(shape, prefix))
+        rows = parsed(versions.select(as_history(shape, prefix)), shape.variants)
         writer = (
             rows.write.format("delta")
             .mode("overwrite")
@@ -99,6 +103,8 @@ class HistoryTable:
         )
         if needs_column_mapping(rows.columns):
             writer = writer.option("delta.columnMapping.mode", "name")
+        if self.checked.state(self.session, self.path) is not None:
+            self._prepare_for(dict(rows.dtypes))
         with signed(self.session, signature, None):
             writer.save(self.path)
 
@@ -119,6 +125,7 @@ class HistoryTable:
             f.col("_cdc_had.seq").alias("_cdc_had_seq"),
             GOES,
         )
+        source = parsed(source, shape.variants)
         first, ends = window.first[0], f"t.{prefix}valid_to_lsn"
         begins = (f"{prefix}valid_from_lsn", f"{prefix}valid_from_seq")
         theirs = shape.parts(of="t", lsn=begins[0])
@@ -152,7 +159,7 @@ class HistoryTable:
         it was killed at any point.
         """
         there = {name.lower() for name in self.columns()}
-        new = {n: kind for n, kind in shape.types.items() if n.lower() not in there}
+        new = {n: kind for n, kind in shape.stored_types.items() if n.lower() not in there}
         if new:
             with signed(self.session, signature, None):
                 self._add(new)
@@ -171,7 +178,8 @@ class HistoryTable:
 
     def _fill(self, column: LakeColumn, where: str, signature: Signature) -> None:
         value, text = missing_value(column)
-        values = {column.name: value, RAW: with_text(column, text)}
+        stored = value_of_text(value) if column.is_variant else value
+        values = {column.name: stored, RAW: with_text(column, text)}
         self.checked.ensure(self.session, self.path)
         with signed(self.session, signature, None):
             where = f"({where}) AND {lacks(column, value, text)}"
@@ -183,20 +191,20 @@ class HistoryTable:
         if found.isEmpty():
             return
         versions = with_missing(stored(found, shape, prefix), shape)
-        writer = versions.select(as_history(shape, prefix)).write.format("delta")
+        rows = parsed(versions.select(as_history(shape, prefix)), shape.variants)
+        writer = rows.write.format("delta")
         with settings(self.session, _UNCHECKED), signed(self.session, signature, None):
             writer.mode("overwrite").option("replaceWhere", where).save(self.path)
 
-    def _add(self, columns: dict[str, DataType]) -> None:
-        properties = {}
-        if needs_column_mapping(list(columns)):
-            properties["delta.columnMapping.mode"] = "name"
-        if any("timestamp_ntz" in kind.simpleString() for kind in columns.values()):
-            properties["delta.feature.timestampNtz"] = "supported"
+    def _add(self, kinds: Mapping[str, str]) -> None:
+        self._prepare_for(kinds)
+        run(self.session, add_columns(self.path, kinds))
+
+    def _prepare_for(self, kinds: Mapping[str, str]) -> None:
+        """Set the properties that the history needs for these columns."""
+        properties = missing_properties(kinds, self.column_types())
         if properties:
             run(self.session, set_properties(self.path, properties))
-        kinds = {name: kind.simpleString() for name, kind in columns.items()}
-        run(self.session, add_columns(self.path, kinds))
 
 
 def clash(shape: HistoryShape, names: Sequence[str]) -> str | None:

@@ -23,6 +23,7 @@ from spark_jobs.histories.shape import (
     position,
 )
 from spark_jobs.lake.columns import with_columns
+from spark_jobs.lake.variants import as_texts, kept_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -58,7 +59,8 @@ class Window:
     that changed the key; `moves_unsent`: those of them that left out values. `has_reads`: it has
     `r` rows; `lowest_read`: the LSN of the lowest. `named_from`: LSN of the lowest change that
     identifies an existing row. `is_late`: the history may have versions that begin in the window,
-    because it has rows of earlier epochs, or because a column was re-created.
+    because it has rows of earlier epochs, or because a column was re-created. `kept_texts`: values
+    that VARIANT can't hold.
     """
 
     rows: DataFrame
@@ -72,6 +74,7 @@ class Window:
     lowest_read: int | None
     named_from: int | None = None
     is_late: bool = False
+    kept_texts: int = 0
 
     def close(self) -> None:
         """Free the rows that Spark caches."""
@@ -202,7 +205,7 @@ def raw_rows(
 
     Key parts that an update did not send (unchanged TOAST) are taken from the old row.
     """
-    rows = lake.changes(table, above=above, through=through)
+    rows = as_texts(lake.changes(table, above=above, through=through), shape.variants)
     lacking = {
         n: f.lit(None).cast(kind) for n, kind in shape.types.items() if n not in rows.columns
     }
@@ -257,6 +260,7 @@ def _measured(
         f.count_if(is_move & f.col(UNCHANGED).isNotNull()).alias("moves_unsent"),
         f.min(f.when(op == SNAPSHOT, f.col("_cdc_lsn"))).alias("lowest_read"),
         f.min(f.when(op.isin(UPDATE, DELETE), f.col("_cdc_lsn"))).alias("named_from"),
+        (kept_texts(shape.variants) if shape.variants else f.lit(0)).alias("kept_texts"),
     )
     try:
         found: Any = figures.first()
@@ -278,6 +282,7 @@ def _measured(
         lowest_read=found["lowest_read"],
         named_from=found["named_from"],
         is_late=first is not None or any((lsn, 0) >= found["first"] for lsn in shape.made_again),
+        kept_texts=found["kept_texts"],
     )
 
 

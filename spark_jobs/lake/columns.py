@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RAW = "_cdc_raw"
 RAW_TYPE = "map<string,string>"
+VARIANT = "variant"
+"""The name of the type in Spark and Delta."""
 
 _NEVER_RAW = frozenset({"boolean", "byte", "short", "integer", "long", "binary"})
 """Delta types that represent every value of their source types."""
@@ -46,6 +48,26 @@ def may_be_raw(column: LakeColumn) -> bool:
 def needs_column_mapping(names: Sequence[str]) -> bool:
     """Return whether Delta can write these names only with column mapping."""
     return any(_NEEDS_MAPPING.intersection(name) for name in names)
+
+
+def missing_properties(kinds: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that a table needs for columns, and not yet for those that it has.
+
+    `kinds`, `there`: name to type. A write adds no such property to an existing table.
+    """
+    own = _properties_for(there)
+    return {name: value for name, value in _properties_for(kinds).items() if name not in own}
+
+
+def _properties_for(kinds: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    if needs_column_mapping(list(kinds)):
+        found["delta.columnMapping.mode"] = "name"
+    if any("timestamp_ntz" in kind for kind in kinds.values()):
+        found["delta.feature.timestampNtz"] = "supported"
+    if VARIANT in kinds.values():
+        found["delta.feature.variantType"] = "supported"
+    return found
 
 
 def selected(rows: DataFrame, columns: Sequence[LakeColumn]) -> list[Column]:

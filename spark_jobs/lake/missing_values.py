@@ -11,8 +11,9 @@ from pyspark.sql import functions as f
 from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from ingestd.lake.delta.types import arrow_type
-from spark_jobs.delta_log.statements import literal, quoted
+from spark_jobs.delta_log.statements import literal
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col
+from spark_jobs.lake.variants import is_exact, stored_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,6 +39,10 @@ def missing_value(column: LakeColumn) -> tuple[str, str | None]:
     null = f"CAST(NULL AS {column.delta_type})"
     if column.missing is None:
         return null, None
+    if column.is_variant:
+        if not is_exact(column.missing):
+            return null, column.missing
+        return f"to_json(parse_json({literal(column.missing)}))", None
     buffer = column.missing.encode()
     texts = TextColumn(ByteBuffer(buffer), np.zeros(1, np.int64), np.full(1, len(buffer), np.int64))
     array, refused = cast(texts, arrow_type(column.delta_type))
@@ -67,6 +72,6 @@ def lacks(column: LakeColumn, value: str, text: str | None) -> str:
     """Return, as SQL, whether a row has a value or text other than these."""
     recorded = f"try_element_at({RAW}, {literal(column.name)})"
     is_same = (
-        f"{quoted(column.name)} <=> {value} AND {recorded} <=> CAST({literal(text)} AS string)"
+        f"{stored_text(column)} <=> {value} AND {recorded} <=> CAST({literal(text)} AS string)"
     )
     return f"NOT ({is_same})"

@@ -29,7 +29,7 @@ after later changes, which the mirror already has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -55,6 +55,7 @@ from spark_jobs.fold.spark_sql import (
 from spark_jobs.lake.columns import col, later, named, same_key, selected
 from spark_jobs.lake.exchange import from_arrow, to_arrow
 from spark_jobs.lake.missing_values import with_missing
+from spark_jobs.lake.variants import as_texts, kept_texts_in, log_kept_texts, with_variants
 from spark_jobs.mirrors.keyless import apply_keyless, keyless_outcomes
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
@@ -79,10 +80,11 @@ class _RowsMissingError(Exception):
 class MirrorJob:
     """The `spark_jobs.engine.table_mover.TableJob` that keeps mirrors.
 
-    `mirror_type`: the class that changes a mirror.
+    `variant`: jsonb is stored as VARIANT. `mirror_type`: the class that changes a mirror.
     """
 
     soft_deletes: bool = False
+    variant: bool = False
     name: str = "mirror"
     policy: MirrorPolicy = DEFAULT_POLICY
     mirror_type: type[MirrorTable] = MirrorTable
@@ -97,7 +99,10 @@ class MirrorJob:
             lake.accelerator,
             lake.checked,
             self.policy,
+            self.variant,
         )
+        if self.variant:
+            step = replace(step, definition=with_variants(step.definition))
         try:
             _SizedUpdate(lake, step, mirror).run()
         except AnalysisException as error:
@@ -147,11 +152,18 @@ class _SizedUpdate(MirrorUpdate):
 
     def _changes(self, above: int | None = None, through: int | None = None) -> DataFrame:
         step = self.step
-        return self.lake.changes(
+        changes = self.lake.changes(
             step.table,
             above=step.above if above is None else above,
             through=step.through.number if through is None else through,
         )
+        return as_texts(changes, self.variants)
+
+    def _survey(self, changes: DataFrame) -> Survey:
+        """Return the figures of the step's changes, and log what VARIANT can't hold of them."""
+        figures = survey(changes, self.key, self.variants)
+        log_kept_texts(self.step.table, figures.kept_texts)
+        return figures
 
     def _without_overtaken(self, changes: DataFrame, read_from: int) -> DataFrame:
         """Leave out the `r` rows whose keys changed later, which the mirror already has."""
@@ -189,7 +201,7 @@ class _SizedUpdate(MirrorUpdate):
     def _create(self) -> None:
         """Create the mirror from the fold of all rows above the newest `t`."""
         every = self._changes(above=0)
-        figures = survey(every, self.key)
+        figures = self._survey(every)
         self._ensure_rebuildable(figures)
         rows = self._shaped(every.where("_cdc_op <> 't'"))
         if figures.truncated is not None:
@@ -233,7 +245,7 @@ class _SizedUpdate(MirrorUpdate):
             return outcomes
         if not self.mirror.exists:
             return new
-        old = self.mirror.rows()
+        old = as_texts(self.mirror.rows(), self.variants)
         if not {DELETED_AT, *(k.name for k in self.key)}.issubset(old.columns):
             return new
         living = outcomes.where(~col(DELETED))
@@ -259,6 +271,7 @@ class _SizedUpdate(MirrorUpdate):
         if changes is None:
             changes = to_arrow(self._shaped(self._changes()))
         self._ensure_all(changes.num_rows)
+        log_kept_texts(self.step.table, kept_texts_in(changes, self.variants))
         ops = set(pc.unique(changes["_cdc_op"]).to_pylist())
         if "t" in ops:
             self._create()
@@ -281,7 +294,7 @@ class _SizedUpdate(MirrorUpdate):
             self._advance_folded_in_spark()
             return
         outcomes = fill_kept(folded, self.mirror.rows, self.key)
-        in_driver = self.mirror.in_driver(self.step.above)
+        in_driver = self.in_driver(self.step.above)
         if in_driver is not None and in_driver.apply(outcomes, key, self.step.signature):
             return
         kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
@@ -300,7 +313,7 @@ class _SizedUpdate(MirrorUpdate):
     def _advance_folded_in_spark(self) -> None:
         """Fold and merge the changes by Spark."""
         changes = self._changes()
-        figures = survey(changes, self.key)
+        figures = self._survey(changes)
         self._ensure_all(figures.rows)
         if figures.truncated is not None:
             self._create()
@@ -343,7 +356,7 @@ class _SizedUpdate(MirrorUpdate):
     def _advance_keyless(self) -> None:
         """Add and remove copies of rows that are identified by all their values."""
         changes = self._changes()
-        figures = survey(changes, ())
+        figures = self._survey(changes)
         self._ensure_all(figures.rows)
         if figures.truncated is not None:
             self._create()

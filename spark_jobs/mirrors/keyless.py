@@ -14,6 +14,7 @@ from spark_jobs.delta_log.statements import delete_matched, insert_unmatched, li
 from spark_jobs.fold.spark_sql import old_texts
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col, named
 from spark_jobs.lake.missing_values import with_missing
+from spark_jobs.lake.variants import parsed, stored_text, variant_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -56,6 +57,7 @@ def apply_keyless(
     try:
         if net.where(col(_COUNT) < 0).isEmpty():
             new = _copies(net, col(_COUNT).cast("int")).drop(_TEXT, _COUNT)
+            new = parsed(new, variant_names(columns))
             with signed(table.session, step.signature, step.app_id):
                 new.write.format("delta").mode("append").save(table.path)
             return
@@ -82,6 +84,7 @@ def _merge(
     )
     no_text = f.lit(None).cast("string")
     source = less.select("*").unionByName(new.withColumn(_TEXT, no_text))
+    source = parsed(source, variant_names(columns))
     names = [*(c.name for c in columns), RAW, *_POSITION]
     inserted = insert_unmatched({name: named(name, "s") for name in names}, f"s.{_TEXT} IS NULL")
     on = f"{_text_of(columns, 't')} = s.{_TEXT}"
@@ -154,12 +157,13 @@ def _old(changes: DataFrame, column: LakeColumn) -> Column:
 
 
 def _text_of(columns: Sequence[LakeColumn], of: str | None = None) -> str:
-    """Return, as SQL, a text that is the same for equal rows only."""
-    values = ", ".join(f"'c{n}', {named(c.name, of)}" for n, c in enumerate(columns))
+    """Return, as SQL, a text that is the same for equal rows only. `of`: the mirror's alias."""
+    own = [named(c.name) if of is None else stored_text(c, of) for c in columns]
+    values = ", ".join(f"'c{n}', {value}" for n, value in enumerate(own))
     # A dropped column is not part of a row, but earlier rows still have its texts.
     names = ", ".join(literal(c.name) for c in columns)
-    own = f"map_filter({named(RAW, of)}, (name, _text) -> name IN ({names}))"
-    raw = f"CASE WHEN size({own}) > 0 THEN array_sort(map_entries({own})) END"
+    texts = f"map_filter({named(RAW, of)}, (name, _text) -> name IN ({names}))"
+    raw = f"CASE WHEN size({texts}) > 0 THEN array_sort(map_entries({texts})) END"
     whole = f"named_struct('v', named_struct({values}), 'r', {raw})"
     options = ", ".join(f"{literal(k)}, {literal(v)}" for k, v in _EXACT.items())
     return f"sha2(to_json({whole}, map({options})), 256)"

@@ -6,7 +6,7 @@ change, `_cdc_lsn` and `_cdc_seq`: a change applies only to a row with a lower p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -42,12 +42,20 @@ from spark_jobs.lake.columns import (
     RAW_TYPE,
     col,
     later,
+    missing_properties,
     named,
     needs_column_mapping,
     same_key,
     with_columns,
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
+from spark_jobs.lake.variants import (
+    as_texts,
+    parsed,
+    table_type,
+    value_of_text,
+    variant_names,
+)
 from spark_jobs.mirrors.policy import DEFAULT_POLICY, MirrorPolicy
 from spark_jobs.spark_errors import condition_of
 
@@ -101,7 +109,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class MirrorTable:
-    """A mirror at `path`, changed in `session`."""
+    """A mirror at `path`, changed in `session`. `has_variants`: its jsonb columns are VARIANT."""
 
     session: SparkSession
     path: str
@@ -110,6 +118,7 @@ class MirrorTable:
     accelerator: Accelerator = field(default_factory=SparkAlone)
     checked: CheckedTables = field(default_factory=CheckedTables)
     policy: MirrorPolicy = DEFAULT_POLICY
+    has_variants: bool = False
 
     @property
     def exists(self) -> bool:
@@ -117,12 +126,16 @@ class MirrorTable:
         return self.checked.state(self.session, self.path) is not None
 
     def rows(self) -> DataFrame:
-        """Return the mirror's rows."""
-        return self.checked.rows(self.session, self.path)
+        """Return the mirror's rows, with texts for VARIANT (`as_texts`)."""
+        return as_texts(self.checked.rows(self.session, self.path))
 
     def columns(self) -> list[str]:
         """Return the names of the mirror's columns."""
         return self.checked.columns(self.session, self.path)
+
+    def column_types(self) -> dict[str, str]:
+        """Return the mirror's columns, name to type."""
+        return self.checked.column_types(self.session, self.path)
 
     def merge(self, source: DataFrame, on: str, clauses: Sequence[str]) -> None:
         """Merge rows into the mirror by Spark. See `statements.merge`."""
@@ -139,7 +152,7 @@ class MirrorTable:
         names = _names(columns)
         if needs_column_mapping(names):
             return False
-        kinds = {c.name: c.delta_type for c in columns} | {RAW: RAW_TYPE}
+        kinds = {c.name: table_type(c) for c in columns} | {RAW: RAW_TYPE}
         statement = create(
             self.path,
             {name: kinds.get(name, "long") for name in names},
@@ -170,7 +183,8 @@ class MirrorTable:
         names = [col(name) for name in _names(columns)]
         if self.soft_deletes and key:
             names.append(col(DELETED_AT))
-        rows = outcomes.where(~col(DELETED)).select(*names)
+        variants = variant_names(columns)
+        rows = parsed(outcomes.where(~col(DELETED)).select(*names), variants)
         stats_columns = _with_stats(columns, key)
         writer = (
             rows.write.format("delta")
@@ -185,6 +199,8 @@ class MirrorTable:
         if clustering and not self.exists:
             self.create(columns, key, signature)
         written = replace(signature, epoch=0, schema_version=0) if clustering else signature
+        if self.exists:
+            self._prepare_for(dict(rows.dtypes))
         with self._choosing(stats_columns), signed(self.session, written, None):
             writer.save(self.path)
         self._cluster(clustering, signature)
@@ -245,7 +261,8 @@ class MirrorTable:
         columns = outcomes.columns
         new = {name: named(name, "s") for name in _names(columns)}
         unsent = {name: f"_cdc_keeps{n}" for n, name in enumerate(outcomes.unsent) if name in new}
-        rows = with_columns(outcomes.rows, {m: _is_kept(name) for name, m in unsent.items()})
+        rows = parsed(outcomes.rows, variant_names(columns))
+        rows = with_columns(rows, {m: _is_kept(name) for name, m in unsent.items()})
         clauses = []
         is_later = later("s", "t")
         if self.soft_deletes:
@@ -273,9 +290,10 @@ class MirrorTable:
 
         This is faster if most files change anyway: MERGE needs another join to find them.
         """
-        old, unsent = self.rows(), outcomes.unsent
+        old, unsent = self.checked.rows(self.session, self.path), outcomes.unsent
+        new = parsed(outcomes.rows, variant_names(outcomes.columns))
         same = same_key(outcomes.key, "t", "s")
-        both = old.alias("t").join(outcomes.rows.alias("s"), f.expr(same), "full_outer")
+        both = old.alias("t").join(new.alias("s"), f.expr(same), "full_outer")
         is_there, is_new = col("_cdc_lsn", "t").isNotNull(), col("_cdc_lsn", "s").isNotNull()
         wins = is_new & (~is_there | f.expr(later("s", "t")))
         names = set(_names(outcomes.columns))
@@ -315,19 +333,21 @@ class MirrorTable:
                 self._fill(filled)
 
     def _add(self, columns: Sequence[LakeColumn]) -> None:
-        properties = {}
-        if needs_column_mapping([c.name for c in columns]):
-            properties["delta.columnMapping.mode"] = "name"
-        if any("timestamp_ntz" in c.delta_type for c in columns):
-            properties["delta.feature.timestampNtz"] = "supported"
+        kinds = {c.name: table_type(c) for c in columns}
+        self._prepare_for(kinds)
+        run(self.session, add_columns(self.path, kinds))
+
+    def _prepare_for(self, kinds: Mapping[str, str]) -> None:
+        """Set the properties that the mirror needs for these columns."""
+        properties = missing_properties(kinds, self.column_types())
         if properties:
             run(self.session, set_properties(self.path, properties))
-        run(self.session, add_columns(self.path, {c.name: c.delta_type for c in columns}))
 
     def _fill(self, columns: Sequence[LakeColumn]) -> None:
         for column in columns:
             value, text = missing_value(column)
-            values = {column.name: value, RAW: with_text(column, text)}
+            stored = value_of_text(value) if column.is_variant else value
+            values = {column.name: stored, RAW: with_text(column, text)}
             where = f"_cdc_lsn < {column.since_lsn} AND {lacks(column, value, text)}"
             self.checked.ensure(self.session, self.path)
             run(self.session, update(self.path, values, where))

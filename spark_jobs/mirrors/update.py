@@ -18,10 +18,12 @@ from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.fold.arrow_merge import shaped
 from spark_jobs.fold.kept_values import fill_kept
+from spark_jobs.lake.variants import ensure_same_types, variant_names
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
 
 if TYPE_CHECKING:
     from ingestd.lake.definitions import LakeColumn
+    from spark_jobs.delta_log.acceleration import OutcomeMerge
     from spark_jobs.engine.table_mover import TableStep
     from spark_jobs.lake.source_lake import SourceLake
 
@@ -50,9 +52,18 @@ class MirrorUpdate:
         """The columns that were added after some rows were written."""
         return [c for c in self.columns if c.since_lsn]
 
+    @property
+    def variants(self) -> list[str]:
+        """The names of the columns that the mirror has as VARIANT."""
+        return variant_names(self.columns)
+
+    def in_driver(self, above: int) -> OutcomeMerge | None:
+        """See `MirrorTable.in_driver`. The driver has no VARIANT."""
+        return None if self.variants else self.mirror.in_driver(above)
+
     def ensure_same_kind(self) -> None:
         """Raise TableError if this step can't continue the mirror."""
-        there = self.mirror.columns()
+        there = self.mirror.column_types()
         if not {k.name for k in self.key}.issubset(there):
             raise self.fault(
                 "its key has another type now, in a separate column",
@@ -66,6 +77,8 @@ class MirrorUpdate:
                 f"{self.step.path} was made {made} --soft-deletes",
                 f"--rebuild {self.step.table} re-creates it; or continue {made} it",
             )
+        names, is_wanted = [c.name for c in self.columns], self.mirror.has_variants
+        ensure_same_types(self.step.table, there, names, self.variants, is_wanted=is_wanted)
 
     def fault(self, what: str, remedy: str) -> TableError:
         """Return the error that stops this table."""
@@ -109,7 +122,7 @@ class DriverUpdate(MirrorUpdate):
 
     def changes(self) -> pa.Table | None:
         """Return the raw rows of the step, with the present columns; None if the driver can't."""
-        read = self._read_rows()
+        read = None if self.variants else self._read_rows()
         if read is None or _has_unsent(read, [k.name for k in self.key]):
             return None
         since = max((c.since_lsn or 0 for c in self.added), default=0)
@@ -145,7 +158,7 @@ class DriverUpdate(MirrorUpdate):
             return attempt()
 
     def _create(self) -> bool:
-        in_driver = self.mirror.in_driver(0)
+        in_driver = self.in_driver(0)
         if in_driver is None or self.mirror.exists:
             return False
         changes = self.changes()
@@ -170,7 +183,7 @@ class DriverUpdate(MirrorUpdate):
         return folded.outcomes
 
     def _advance_by_rows(self) -> bool:
-        in_driver = self.mirror.in_driver(self.step.above)
+        in_driver = self.in_driver(self.step.above)
         if in_driver is None or not in_driver.is_likely:
             return False
         changes = self.changes()

@@ -15,6 +15,7 @@ from ingestd.model.schema import Table
 from spark_jobs.lake.source_lake import SourceLake
 from spark_jobs.lake.targets import table_path
 from spark_jobs.lake.types import spark_type
+from spark_jobs.lake.variants import as_texts, stored_variants
 from spark_jobs.reconciling.differences import (
     DIFFERENT,
     EXTRA,
@@ -91,9 +92,13 @@ class TableComparison:
     def _compare(self, table: Table) -> TableResult:
         definition = self._definition(table)
         comparison, note = self._columns(table, definition)
-        found, mirror = self._mirror(table, comparison)
+        found, rows = self._mirror(table, comparison)
+        variants = stored_variants(rows)
+        mirror = hashed(_conformed(table, as_texts(rows), comparison), comparison)
         source = snapshot_frame(self._session, self._point.rows(table, self._settings.split_bytes))
+        source = as_texts(source, variants)
         changes = None if found is None else self._changes(str(table.id), found.epoch)
+        changes = None if changes is None else as_texts(changes, variants)
         try:
             result = self._compare_rows(table, comparison, source, changes, mirror)
         except Exception as error:
@@ -161,8 +166,7 @@ class TableComparison:
         """Return the newest version of the mirror, and its rows; no rows without a mirror."""
         recorded = self._row.versions.get(str(table.id))
         if recorded is None:
-            rows = snapshot_schema(self._session, comparison)
-            return None, hashed(rows, comparison)
+            return None, snapshot_schema(self._session, comparison)
         path = table_path(self._settings.target, str(table.id))
         try:
             found = newest_version(self._lake, path, recorded, self._row.epoch)
@@ -173,7 +177,7 @@ class TableComparison:
                 f"its mirror {path} can't be read",
                 remedy="remove the table's folder, and let the mirror job re-create it",
             ) from error
-        return found, hashed(_conformed(table, rows, comparison), comparison)
+        return found, rows
 
     def _changes(self, table: str, epoch: int) -> DataFrame | None:
         if epoch <= self._around.below:

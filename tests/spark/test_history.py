@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from spark_jobs.engine.table_mover import TableStep
 from spark_jobs.histories.job import HistoryJob
 from spark_jobs.history import as_of, as_of_lsn
 from spark_jobs.lake.source_lake import Epoch, SourceLake
+from spark_jobs.lake.variants import as_texts
 from tests.harness.history_logs import KeyedLog, KeylessLog, change
 from tests.harness.plain_history import keyed_history, keyless_history
 from tests.unit.lake.rows import AT, make_batch, make_table
@@ -81,6 +82,7 @@ class Job:
     above: int = 0
     above_lsn: int = 0
     schema_version: int = 0
+    job: HistoryJob = field(default_factory=HistoryJob)
 
     def move(self, epoch: int, end_lsn: int, rows: int = 0) -> None:
         lake = SourceLake(self.spark, str(self.lake), "shop")
@@ -99,13 +101,13 @@ class Job:
             signature=Signature("history", "shop", "a lake", epoch, definition.schema_version),
             app_id=f"ingestd-history/shop/{self.table}",
         )
-        HistoryJob().advance(lake, step)
+        self.job.advance(lake, step)
         self.above, self.above_lsn = epoch, end_lsn
         self.schema_version = definition.schema_version
 
     def versions(self) -> Counter[tuple[Any, ...]]:
         found: Counter[tuple[Any, ...]] = Counter()
-        for row in self.spark.read.format("delta").load(self.path).collect():
+        for row in as_texts(self.spark.read.format("delta").load(self.path)).collect():
             raw = row["_cdc_raw"] or {}
             values = tuple(("raw", raw[n]) if n in raw else row[n] for n in COLUMNS)
             ends = None

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from ingestd.model.errors import ConfigError, TransientError
 from ingestd.testing.embedded.daemon import Daemon
 from ingestd.testing.oracle.comparison import await_caught_up
-from spark_jobs import reconcile
+from spark_jobs import mirror, reconcile
 from spark_jobs.cli.arguments import require_config
 from spark_jobs.lake.targets import table_path
 from spark_jobs.reconciling.report import ReconcileState, TableResult
@@ -281,6 +281,42 @@ def test_types_partitions_hidden_and_changed_columns(
     assert "@" not in masked[3]["mail"]  # masked as in the lake
 
 
+@pytest.mark.thorough
+def test_jsonb_as_variant_is_compared_as_json(database: Database, make_shop: Any) -> None:
+    """Also what VARIANT can't hold, values that were not sent, and copies of equal rows."""
+    long = "1" * 39
+    database.execute(
+        "CREATE TABLE docs (id int PRIMARY KEY, n int, doc jsonb)",
+        "ALTER TABLE docs ALTER doc SET STORAGE EXTERNAL",
+        "INSERT INTO docs SELECT n, 0, jsonb_build_object('b', 1.50, 'a', repeat('x', 3000))"
+        " FROM generate_series(1, 9) n",
+        f"INSERT INTO docs VALUES (10, 0, '[{long}]'), (11, 0, NULL), (12, 0, 'null')",
+        "CREATE TABLE copies (doc jsonb)",
+        "ALTER TABLE copies REPLICA IDENTITY FULL",
+        f"INSERT INTO copies VALUES ('1.0'), ('1.0'), ('{long}'), (NULL)",
+    )
+    shop: Shop = make_shop()
+    job = ["--lake", str(shop.lake), "--source", "shop", "--target", str(shop.target), "--once"]
+
+    def states() -> dict[str, str]:
+        with database.connect() as connection:
+            await_caught_up(connection, database.name, LIMIT_S)
+        assert mirror.main([*job, "--variant"]) == 0
+        return {name: str(result.state) for name, result in shop.results().items()}
+
+    equal = dict.fromkeys(("public.copies", "public.docs"), str(ReconcileState.EQUAL))
+    assert states() == equal
+    database.execute(
+        "UPDATE docs SET n = 1",
+        f"UPDATE copies SET doc = '{long}' WHERE ctid = (SELECT min(ctid) FROM copies)",
+        f"DELETE FROM copies WHERE ctid = (SELECT max(ctid) FROM copies WHERE doc = '{long}')",
+    )
+    assert states() == equal
+    path = table_path(str(shop.target), "public.docs")
+    shop.spark.sql(f"UPDATE delta.`{path}` SET doc = parse_json('2') WHERE id = 12")
+    assert shop.results()["public.docs"].different == 1
+
+
 def last(shop: Shop, table: str) -> dict[str, Any]:
     rows = [row for row in registry(shop.lake) if row["table"] == table]
     return max(rows, key=lambda row: row["at"]) if rows else {"columns": [], "state": None}
@@ -295,10 +331,10 @@ def test_tables_behind_or_unknown_are_reported(workload_database: Database, make
         shop.reconcile("public.order")
     with (
         Workload(database.dsn, seed=1, transactions=10**6, limit_s=120, pause_s=0.05),
-        pytest.raises(TransientError, match="has not reached epoch") as mirror,
+        pytest.raises(TransientError, match="has not reached epoch") as behind,
     ):
         reconcile.main(shop.arguments("--wait", "3s"))
-    assert mirror.value.reason == "mirror_behind"
+    assert behind.value.reason == "mirror_behind"
     shop.daemon.sigkill()
     database.execute("INSERT INTO orders VALUES (2)")
     with pytest.raises(TransientError, match="that the daemon runs") as lake:

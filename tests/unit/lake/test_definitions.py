@@ -30,6 +30,7 @@ def event(at_lsn: int, *columns: tuple[str, str]) -> dict[str, Any]:
                 "source_name": source,
                 "delta_type": "string",
                 "pg_type": "text",
+                "type_oid": 25,
                 "identity": source == "id",
                 "missing": None,
                 "comment": None,
