@@ -12,7 +12,6 @@ becomes a DOUBLE).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -25,9 +24,10 @@ from pyspark.sql import functions as f
 
 from ingestd.model.changes import OF_BEFORE
 from ingestd.model.errors import TableError
+from ingestd.model.recorded import RecordError, read_json
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.statements import quoted
-from spark_jobs.lake.columns import RAW, RAW_TYPE, VARIANT, col, named
+from spark_jobs.lake.columns import RAW, RAW_TYPE, VARIANT, col, named, with_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -130,7 +130,7 @@ def as_texts(rows: DataFrame, names: Collection[str] = ()) -> DataFrame:
     """
     stored = stored_variants(rows)
     if stored:
-        rows = rows.withColumns({name: f.expr(f"to_json({quoted(name)})") for name in stored})
+        rows = with_columns(rows, {name: f.expr(f"to_json({quoted(name)})") for name in stored})
     own = [n for n in names if n in rows.columns and n not in stored]
     old = []
     if _BEFORE in rows.columns:
@@ -141,7 +141,7 @@ def as_texts(rows: DataFrame, names: Collection[str] = ()) -> DataFrame:
     values = {name: quoted(name) for name in own}
     values |= {OF_BEFORE + name: named(name, quoted(_BEFORE)) for name in old}
     texts = {key: f"_cdc_text{number}" for number, key in enumerate(values)}
-    rows = rows.withColumns({texts[key]: _text_of(value) for key, value in values.items()})
+    rows = with_columns(rows, {texts[key]: _text_of(value) for key, value in values.items()})
     changed = {name: col(texts[name]) for name in own}
     if old:
         before = f.col(_BEFORE)
@@ -160,7 +160,7 @@ def as_texts(rows: DataFrame, names: Collection[str] = ()) -> DataFrame:
     changed[RAW] = f.when(
         f.size(refused) > 0, f.map_concat(present, f.map_from_entries(refused))
     ).otherwise(f.col(RAW))
-    return rows.withColumns(changed).drop(*texts.values())
+    return with_columns(rows, changed).drop(*texts.values())
 
 
 def _text_of(value: str) -> Column:
@@ -171,12 +171,15 @@ def _text_of(value: str) -> Column:
 
 
 def is_exact(text: str) -> bool:
-    """Return whether VARIANT can hold a JSON text exactly, by the rule of `as_texts`."""
+    """Return whether VARIANT can hold a default's text exactly, by the rule of `as_texts`.
+
+    A text beyond the limits of recorded ones counts as one that it can't hold.
+    """
     if re.search(_INEXACT, re.sub(_STRING, "", text)):
         return False
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        read_json(text)
+    except RecordError:
         return False
     return True
 
@@ -185,7 +188,7 @@ def parsed(rows: DataFrame, names: Collection[str]) -> DataFrame:
     """Return rows in which the texts of `as_texts` are VARIANT. The last step before a write."""
     if not names:
         return rows
-    return rows.withColumns({name: f.expr(value_of_text(quoted(name))) for name in names})
+    return with_columns(rows, {name: f.expr(value_of_text(quoted(name))) for name in names})
 
 
 def value_of_text(text: str) -> str:
