@@ -282,6 +282,7 @@ def test_types_partitions_hidden_and_changed_columns(
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(1800)
 def test_jsonb_as_variant_is_compared_as_json(database: Database, make_shop: Any) -> None:
     """Also what VARIANT can't hold, values that were not sent, and copies of equal rows."""
     long = "1" * 39
