@@ -113,7 +113,7 @@ def _assert_read_errors_name_the_file(daemon: Daemon, lake: Path) -> None:
         folder = str(lake / "shop/public" / kind)
         fault = found[f"public.{kind}"]["fault"]
         assert f"{folder}/part-" in fault["what"]
-        away = f"put {folder} right, or move that folder away: mv {folder} "
+        away = f"repair {folder}, or move that folder away: mv {folder} "
         assert fault["remedy"].startswith(away)
         assert fault["remedy"].endswith(f" && ingestd snapshot shop public.{kind}")
         peek = run_command(daemon.config_path, "peek", "shop", f"public.{kind}", "--limit", "9999")
