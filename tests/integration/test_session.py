@@ -219,18 +219,20 @@ def test_a_good_dsn_is_read() -> None:
 
 
 @pytest.mark.parametrize("replication", [False, True])
-async def test_a_cancelled_attempt_leaves_no_session(
+async def test_what_is_cancelled_leaves_no_session(
     database: Database, *, replication: bool
 ) -> None:
-    """At any instant, and whatever refers to the exception: a stop, a timeout, a retry."""
+    """At any instant of a session, whatever refers to the exception: a stop, a timeout, a retry."""
 
     async def attempt() -> None:
         try:
-            connection = await connect(database.dsn, replication=replication)
+            async with await connect(
+                database.dsn, replication=replication, autocommit=replication
+            ) as connection:
+                await connection.execute("SHOW port")
         except asyncio.CancelledError as error:
             held = error  # refers to this frame, which refers to it
             raise held from None
-        await connection.close()
 
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
     gc.collect()
@@ -241,7 +243,7 @@ async def test_a_cancelled_attempt_leaves_no_session(
             def is_alone() -> bool:
                 return observer.execute(others).fetchone() == (1,)
 
-            for step in range(60):
+            for step in range(80):
                 attempting = asyncio.create_task(attempt())
                 await asyncio.sleep(step * 0.0004)
                 attempting.cancel()

@@ -13,6 +13,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -48,6 +49,18 @@ class LimitedConnection(AsyncConnection[Any]):
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
             raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit or roll back as psycopg does, and close the connection even if cancelled."""
+        try:
+            await super().__aexit__(kind, error, trace)
+        finally:
+            await self.close()
 
     async def wait(self, gen: PQGen[_T], *args: Any, **kwargs: Any) -> _T:  # noqa: ANN401
         """Wait as psycopg does, for every query and every row."""
