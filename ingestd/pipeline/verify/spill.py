@@ -9,7 +9,7 @@ from typing import IO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.digests.value_hashes import Hashes
+from ingestd.digests.value_hashes import Hashes, mixed
 from ingestd.model.errors import OperatorError
 from ingestd.ports.verify import Matrix
 
@@ -25,12 +25,15 @@ def partitions_for(nbytes: int, limit_bytes: int) -> int:
     return min(MAX_PARTITIONS, 1 << (wanted - 1).bit_length())
 
 
-def partition_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
-    """Return the partition of each hash, by its upper bits; `count` is a power of two."""
+def partition_of(hashes: Hashes, count: int, salt: int) -> NDArray[np.int64]:
+    """Return the partition of each hash; `count` is a power of two.
+
+    `salt`: a random number, so that no client of the source chooses keys of one partition.
+    """
     if count == 1:
         return np.zeros(len(hashes), np.int64)
     shift = np.uint64(64 - (count.bit_length() - 1))
-    return (hashes >> shift).astype(np.int64)
+    return (mixed(hashes ^ np.uint64(salt)) >> shift).astype(np.int64)
 
 
 class NumberPartitions:

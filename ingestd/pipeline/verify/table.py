@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ class TableVerification:
         self._total_bytes = self._read_bytes = 0
         self._digested: Digested | None = None
         self._rows = NumberPartitions(1, _SOURCE_WIDTH, 0)
+        self._salt = secrets.randbits(64)
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +131,7 @@ class TableVerification:
         with NumberPartitions(count + 1, digested.width, spill_bytes) as changes:
             async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
                 async for matrix in matrices:
-                    partitions = _partitions(matrix, digested, count)
+                    partitions = _partitions(matrix, digested, count, self._salt)
                     await asyncio.to_thread(changes.add_rows, matrix, partitions)
             self._ensure_fits(changes.rows_in(count), digested.width)
             linked = await asyncio.to_thread(fold_linked, changes.pop_partition(count), digested)
@@ -164,7 +166,7 @@ class TableVerification:
         linked: FoldedHashes,
     ) -> None:
         folded = fold_digests(changes.pop_partition(number), self.digested)
-        own = linked.among(lambda keys: partition_of(keys, self._rows.count) == number)
+        own = linked.among(lambda keys: partition_of(keys, self._rows.count, self._salt) == number)
         has_key = bool(self.digested.key)
         comparison.compare_partition(
             self._rows.pop_partition(number), folded.plus(own), has_key=has_key
@@ -204,14 +206,14 @@ class TableVerification:
     def _add_batch(self, batch: pa.RecordBatch, split: int, digested: Digested) -> None:
         keys, rows = digests_of(batch, digested.columns, digested.key)
         splits = np.full(len(keys), split, np.uint64)
-        partitions = partition_of(keys, self._rows.count)
+        partitions = partition_of(keys, self._rows.count, self._salt)
         with self._lock:
             self._rows.add_rows(np.column_stack([keys, rows, splits]), partitions)
 
 
-def _partitions(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
+def _partitions(matrix: Matrix, digested: Digested, count: int, salt: int) -> NDArray[np.int64]:
     """Return each change's partition; that of the linked keys follows the others."""
-    partitions = partition_of(matrix[:, KEY], count)
+    partitions = partition_of(matrix[:, KEY], count, salt)
     if len(digested.linked):
         partitions[digested.is_linked(matrix[:, KEY])] = count
     return partitions

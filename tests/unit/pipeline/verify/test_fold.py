@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ingestd.digests.value_hashes import Hashes
 
+SALT = 12_345
 KEYED = Table(
     TableId("public", "t"),
     1,
@@ -65,7 +66,7 @@ def digested(table: Table, batches: list[pa.RecordBatch]) -> Digested:
 
 
 def is_in(number: int, partitions: int, keys: Hashes) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = partition_of(keys, partitions) == number
+    found: NDArray[np.bool_] = partition_of(keys, partitions, SALT) == number
     return found
 
 
@@ -83,7 +84,7 @@ def by_numbers(
     with NumberPartitions(partitions + 1, how.width, 200) as held:
         for batch in batches:
             matrix = digest_changes(batch, how)
-            place = partition_of(matrix[:, KEY], partitions)
+            place = partition_of(matrix[:, KEY], partitions, SALT)
             place[how.is_linked(matrix[:, KEY])] = partitions
             held.add_rows(matrix, place)
         linked = fold_linked(held.pop_partition(partitions), how)
