@@ -15,6 +15,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.publication import find_publication, published
 from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import PostgresSettings, WalSettings
 from ingestd.postgres.wal.publication.statements import add_statement, create_statement
@@ -61,7 +62,7 @@ async def _statements(
         found.append(sql.SQL("GRANT SELECT ON TABLE {} TO {}").format(listed, named))
     if isinstance(settings, WalSettings):
         found += await _capturing(connection, settings, tables)
-    return [statement.as_string(connection) + ";" for statement in found]
+    return [printed(statement) + ";" for statement in found]
 
 
 async def _capturing(

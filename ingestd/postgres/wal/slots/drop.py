@@ -13,6 +13,7 @@ from ingestd.model.errors import OperatorError, TransientError
 from ingestd.postgres.catalog.publication import find_publication, lists_schemas, published
 from ingestd.postgres.connection.control_connection import ControlConnection
 from ingestd.postgres.connection.dsn import role_of
+from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.slots.slot import busy_slot, drop_slot, find_slot
 
@@ -81,7 +82,7 @@ class SourceObjects:
             raise OperatorError(busy.what, remedy=busy.remedy)
         drop = sql.SQL("SELECT pg_catalog.pg_drop_replication_slot({});").format(name)
         held = "invalid" if slot.is_lost else f"it holds back {slot.retained_bytes or 0:,} bytes"
-        return SourceObject("slot", name, held, kept, drop.as_string(self._connection))
+        return SourceObject("slot", name, held, kept, printed(drop))
 
     async def _publication(self) -> SourceObject | None:
         name, connection = self._settings.publication, self._connection
@@ -98,7 +99,7 @@ class SourceObjects:
         sent = await published(connection, name, connection.info.server_version)
         drop = sql.SQL("DROP PUBLICATION {};").format(sql.Identifier(name))
         detail = f"{len(sent)} tables"
-        return SourceObject("publication", name, detail, kept, drop.as_string(connection))
+        return SourceObject("publication", name, detail, kept, printed(drop))
 
 
 @asynccontextmanager
