@@ -293,5 +293,6 @@ def _partition(recorded: Recorded) -> KeyPartition:
     parts = items[1].integer(1, _MOST_PARTS)
     if parts & (parts - 1):
         raise RecordError("its parts are not a power of two")
-    salt = items[2].integer(0, _MOST_SALT) if items[2:] else 0
-    return KeyPartition(items[0].integer(0, parts - 1), parts, salt)
+    number = items[0].integer(0, parts - 1)
+    # (without a salt, clients of the source choose the keys of a partition)
+    return KeyPartition(number, parts, items[2].integer(0, _MOST_SALT)) if items[2:] else WHOLE

@@ -31,7 +31,7 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import Leaf
 from ingestd.postgres.catalog.user_types import TypeParts
 from ingestd.postgres.polling import progress as polling
-from ingestd.postgres.polling.keys.lake_keys import KeyPartition
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFingerprint
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
@@ -283,9 +283,10 @@ def test_a_partition_of_keys_is_one_that_exists() -> None:
     part: object
     for part in ([0, 3], [4, 4], [-1, 4], [0, 1 << 40], [0, 0], [True, 2], [0], [0, 1, -2], {}):
         assert PollProgress.parse(json.dumps(base | {"part": part})) is None, part
-    found = PollProgress.parse(json.dumps(base | {"part": [3, 4]}))
-    assert found is not None
-    assert found.key_partition == KeyPartition(3, 4)
+    for part, expected in (([3, 4, 5], KeyPartition(3, 4, 5)), ([3, 4], WHOLE)):
+        found = PollProgress.parse(json.dumps(base | {"part": part}))
+        assert found is not None
+        assert found.key_partition == expected
 
 
 @pytest.mark.parametrize(
