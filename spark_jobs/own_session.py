@@ -58,9 +58,9 @@ def session_of_job(given: SparkSession) -> Iterator[SparkSession]:
             if own is None:
                 _put_back(given, before)
             _make_active(given)
-    if own is not None:
-        with suppress(PySparkException):
-            release(own)
+        if own is not None:
+            with suppress(*SPARK_ERRORS):
+                release(own)
 
 
 def derived_session(
@@ -145,9 +145,10 @@ def _set_all(session: SparkSession, values: Mapping[str, str]) -> None:
 def _put_back(session: SparkSession, before: Mapping[str, str]) -> None:
     """Make the settings of a session what they were."""
     now = _settings_of(session)
-    for name in now.keys() - before.keys():
-        session.conf.unset(name)
     _set_all(session, {k: v for k, v in before.items() if now.get(k) != v})
+    for name in now.keys() - before.keys():
+        with suppress(PySparkException):
+            session.conf.unset(name)
 
 
 def _make_active(session: SparkSession) -> None:

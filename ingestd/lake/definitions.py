@@ -19,6 +19,8 @@ from ingestd.model.recorded_progress import RecordedProgress
 from ingestd.model.schema import lake_type_name
 
 _SHOWN = 80
+_MOST_TYPE_CHARS = 1 << 18
+"""A composite of the most fields that are captured has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class LakeColumn:
     the source (None: null), whatever is stored in the lake; 0 if no such rows exist. `since`: when
     that was recorded. `is_again`: the source had dropped a column with this name and re-created
     it. The column receives values from `from_lsn` on, up to `until_lsn` (None: still). `identity`:
-    it belongs to the replica identity; `key`: to the primary key. `is_variant`: a Spark job stores
+    it belongs to the replica identity; `key`: to the primary key. `had_other_type`: of the source,
+    stored as the same type of the lake. `is_variant`: a Spark job stores
     it as VARIANT (`spark_jobs.lake.variants`).
     """
 
@@ -48,6 +51,7 @@ class LakeColumn:
     from_lsn: int = 0
     until_lsn: int | None = None
     type_oid: int = 0
+    had_other_type: bool = False
     is_variant: bool = False
 
     def has_values_at(self, lsn: int) -> bool:
@@ -210,6 +214,8 @@ def _column(
         is_again=is_again,
         from_lsn=at_lsn if before is None else before.from_lsn,
         type_oid=column["type_oid"],
+        had_other_type=before is not None
+        and (before.had_other_type or before.type_oid != column["type_oid"]),
     )
 
 
@@ -217,7 +223,7 @@ def _type_in(column: Mapping[str, Any]) -> str:
     """Return a column's type. Raise FolderError for a text that is none: it becomes part of SQL."""
     try:
         return _type_name(column["delta_type"])
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         name, kind = str(column["name"])[:_SHOWN], str(column["delta_type"])[:_SHOWN]
         raise FolderError(
             f"`_tables` has the column {name!a} with {kind!a}, which is no type: another program"
@@ -226,8 +232,10 @@ def _type_in(column: Mapping[str, Any]) -> str:
         ) from error
 
 
-@lru_cache(4096)
+@lru_cache(256)
 def _type_name(text: str) -> str:
+    if len(text) > _MOST_TYPE_CHARS:
+        raise ValueError
     return lake_type_name(arrow_type(text))
 
 

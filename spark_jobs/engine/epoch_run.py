@@ -106,15 +106,17 @@ class EpochRun:
         self._stop_wanted = stop
         with ThreadPoolExecutor(max(1, self.parallel)) as self._pool:
             self._open()
-            if once:
-                self._ensure_any()
-            next_look = time.monotonic()
-            while True:
-                self._look()
-                next_look = max(next_look + interval_s, time.monotonic())
-                if once or stop.wait(next_look - time.monotonic()):
-                    break
-        self._mover.close()
+            try:
+                if once:
+                    self._ensure_any()
+                next_look = time.monotonic()
+                while True:
+                    self._look()
+                    next_look = max(next_look + interval_s, time.monotonic())
+                    if once or stop.wait(next_look - time.monotonic()):
+                        break
+            finally:
+                self._mover.close()
 
     def _open(self) -> None:
         """Find the target's newest cut, and the tables' positions in it."""
@@ -132,6 +134,7 @@ class EpochRun:
             self.settings,
             self.rebuild,
             self.after_commit,
+            self.parallel,
         )
         self._ensure_known(self.rebuild)
         self._last = None if is_new else self._cuts.last()
@@ -232,7 +235,11 @@ class EpochRun:
         for table in registry.tables:
             if not self._is_chosen(table):
                 continue
-            definition = registry.at_epoch(table, through.end_lsn, is_newest)
+            try:
+                definition = registry.at_epoch(table, through.end_lsn, is_newest)
+            except FolderError as error:
+                self._stop(table, TableError(TableId.parse(table), error.what, remedy=error.remedy))
+                continue
             if definition is None or not definition.is_complete_at_every_epoch:
                 continue
             if definition.key or not self.needs_key:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from ingestd.model.errors import TableError
+from ingestd.model.errors import TableError, TransientError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.commits import Signature
 from spark_jobs.delta_log.faults import SPARK_ERRORS
@@ -179,8 +179,8 @@ class TableJob(Protocol):
 class TableMover:
     """Moves tables below `target` by a job, several of them in parallel.
 
-    `settings`: of the sessions. `rebuild`: tables to re-create; the caller removes those that are
-    done. `after_commit`: as `EpochRun`'s.
+    `parallel`: threads. `settings`: of the sessions. `rebuild`: tables to re-create; the caller
+    removes those that are done. `after_commit`: as `EpochRun`'s.
     """
 
     lake: SourceLake
@@ -190,13 +190,14 @@ class TableMover:
     settings: Mapping[str, str]
     rebuild: Collection[str]
     after_commit: Callable[[str], None]
+    parallel: int
     _sessions: threading.local = field(default_factory=threading.local, init=False)
     _made: list[SparkSession] = field(default_factory=list, init=False)
 
     def close(self) -> None:
         """Release the threads' sessions, once no table moves any more."""
-        with suppress(*SPARK_ERRORS):
-            for session in self._made:
+        for session in self._made:
+            with suppress(*SPARK_ERRORS):
                 release(session)
 
     def has_reached(self, table: str, at: TablePosition) -> bool:
@@ -297,7 +298,13 @@ class TableMover:
         session: SparkSession | None = getattr(self._sessions, "session", None)
         if session is None:
             session = derived_session(self.lake.session, self.settings)
-            self._sessions.session = session
             if session is not self.lake.session:
                 self._made.append(session)
+            elif self.parallel > 1:
+                raise TransientError(
+                    "Spark makes no further session for another thread",
+                    remedy="run the job again, or with --parallel 1",
+                    reason="spark",
+                )
+            self._sessions.session = session
         return session

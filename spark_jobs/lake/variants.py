@@ -45,6 +45,10 @@ _INEXACT = r"[1-9][0-9]{38}|\.[0-9]{39}|(?<![0-9.])[1-9](?=[0-9.]{39})[0-9]*\.[0
 """Outside of strings: a number with more than 38 digits, or with an exponent."""
 
 
+_MOST_BYTES, _MOST_DEPTH = 1 << 20, 500
+"""Of a default: more bytes are not recorded; deeper ones Python may not read, though Spark may."""
+
+
 # --- which columns -------------------------------------------------------------------------------
 
 
@@ -52,9 +56,11 @@ def with_variants(definition: Definition) -> Definition:
     """Return the definition with the columns marked that are stored as VARIANT.
 
     Those are columns of type jsonb, except for columns of the key, which must be compared, and
-    those that had values of another type in an earlier life. Domains and arrays of jsonb are not.
+    those that have had values of another type, whose spelling counts. Domains and arrays of jsonb
+    are not.
     """
-    others = {c.name for c in definition.lives if not _is_jsonb(c)} | set(definition.key)
+    others = {c.name for c in definition.lives if c.had_other_type or not _is_jsonb(c)}
+    others |= set(definition.key)
 
     def marked(column: LakeColumn) -> LakeColumn:
         return replace(column, is_variant=_is_jsonb(column) and column.name not in others)
@@ -108,14 +114,15 @@ def ensure_same_types(
         if is_variant and is_wanted:
             raise TableError(
                 TableId.parse(table),
-                f"its column {name} is VARIANT, and no longer has values of jsonb alone",
+                f"its column {name} is VARIANT, and must be text: it belongs to the key, or has"
+                " values of another type",
                 remedy=f"--rebuild {table} re-creates it",
             )
-        made = "with" if is_variant else "without"
+        made = f"{'with' if is_variant else 'without'} --variant"
         raise TableError(
             TableId.parse(table),
-            f"its column {name} was made {made} --variant",
-            remedy=f"--rebuild {table} re-creates it; or continue {made} it",
+            f"its column {name} was made {made}",
+            remedy=f"--rebuild {table} re-creates it; or move it by a separate job {made}",
         )
 
 
@@ -173,12 +180,12 @@ def _text_of(value: str) -> Column:
 def is_exact(text: str) -> bool:
     """Return whether VARIANT can hold a default's text exactly, by the rule of `as_texts`.
 
-    A text beyond the limits of recorded ones counts as one that it can't hold.
+    A text that is nested deeper than _MOST_DEPTH counts as one that it can't hold.
     """
     if re.search(_INEXACT, re.sub(_STRING, "", text)):
         return False
     try:
-        read_json(text)
+        read_json(text, _MOST_BYTES, _MOST_BYTES, _MOST_DEPTH)
     except RecordError:
         return False
     return True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OF_A_DRIVER = ("py4j", "pyspark.core")
 OF_A_JVM = {"_jconf", "_jsc", "_jsparkSession", "_jvm", "_sc", "newSession", "sparkContext"}
-LONGEST_S = 900.0
+LONGEST_S = 300.0
 """What a call may take."""
 
 

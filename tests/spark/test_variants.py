@@ -357,7 +357,7 @@ def test_another_choice_than_a_mirrors_stops_it_until_rebuilt(
     assert mirror.run("--soft-deletes", "--variant") == 1
     said = capsys.readouterr().err
     assert "column note was made without --variant" in said
-    assert "--rebuild public.a re-creates it; or continue without it" in said
+    assert "--rebuild public.a re-creates it; or move it by a separate job without" in said
     assert "public.other" not in said
     assert mirror.run("--soft-deletes", "--variant", "--rebuild", "public.a") == 0
     assert rows_of(mirror, t) == expected((1, "abc"))
@@ -370,7 +370,7 @@ def test_another_choice_than_a_mirrors_stops_it_until_rebuilt(
     assert all(row["_cdc_deleted_at"] for row in every)
     raw.commit({t: as_documents([change("c", 4, "abc", raw.next_lsn(), 1)])})
     assert mirror.run("--soft-deletes") == 1
-    assert "or continue with it" in capsys.readouterr().err
+    assert "or move it by a separate job with --variant" in capsys.readouterr().err
     assert mirror.run("--soft-deletes", "--rebuild", "public.a") == 0
     found = latest(mirror.spark, mirror.target)["public.a"]
     assert [tuple(row) for row in found.select("id", "note").collect()] == [(4, document("abc"))]

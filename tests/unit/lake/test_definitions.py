@@ -70,6 +70,18 @@ def test_each_time_that_a_lake_column_takes_values_is_a_life() -> None:
     assert [(c.name, c.until_lsn) for c in early.columns] == [("id", None), ("x__v2", None)]
 
 
+def test_a_column_knows_that_its_source_had_another_type() -> None:
+    """Of one that is stored as the same type: text that became jsonb in place."""
+    events = [event(n, ("x", "x"), ("y", "y")) for n in (5, 10, 20)]
+    events[1]["columns"][0]["type_oid"] = 3802
+    found = [Registry(events[: n + 1]).at("public.t") for n in range(3)]
+    assert [[c.had_other_type for c in one.columns] for one in found if one is not None] == [
+        [False, False],
+        [True, False],
+        [True, False],
+    ]
+
+
 def typed(kind: object) -> dict[str, Any]:
     found = event(5, ("x", "x"))
     found["columns"][0]["delta_type"] = kind
@@ -99,6 +111,8 @@ NO_TYPES: dict[str, object] = {
     "constraint": "decimal(12,2) NOT NULL",
     "bracket": "array<long>>",
     "depth": "array<" * 5000 + "long" + ">" * 5000,
+    "digits": f"decimal({'9' * 11},1)",
+    "length": f"struct<{'a' * (1 << 18)}:long>",
     "empty": "",
     "null": None,
     "number": 7,
