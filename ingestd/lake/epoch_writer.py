@@ -131,8 +131,8 @@ class DeltaEpochWriter:
 
         An epoch also has a row if all of its tables failed; that row has no tables and no rows. The
         number can't be skipped: the next epoch already has the following one, and numbers have no
-        gaps. The end of the epoch may be confirmed, as the tables are recorded as stopped before
-        (I1), and the rows they miss are re-read. If a raw table's commit succeeded all the same,
+        gaps. Its end may be confirmed: by then `_tables` has the failed tables as stopped (I1), and
+        their rows are read again. If a raw table's commit succeeded all the same,
         its watermark is at or above that end, so no row is appended twice (I3).
         """
         self._refuse_if_closed()

@@ -6,6 +6,7 @@ It is detected by::
     this process   `KnownLake`: it has seen another id of the lake, or has written further itself
     its sources    `LakeRoot`: a lake without an id is not started while the slot of one source
                    shows that there was a lake
+    while it runs  `Pipeline` asks the lake every few seconds whether it still exists
 
 The consequence, before anything is written and before the source is touched::
 

@@ -300,7 +300,7 @@ class Pipeline:
         try:
             while not stop.is_set():
                 await self._wait(epoch, getter, flushing)
-                if flushing.done():  # `_close_if_due` compares the position
+                if flushing.done():  # a wake-up: `_close_if_due` decides
                     appender.flush_requested.clear()
                     flushing = asyncio.create_task(appender.flush_requested.wait())
                 if getter.done():

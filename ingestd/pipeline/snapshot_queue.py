@@ -1,4 +1,4 @@
-"""The items in the pipeline's queue of tables that are read (design section 8.9).
+"""What a snapshot puts into the pipeline's queue, and where it waits (design section 8.9).
 
 The readers put pages into the pipeline's one queue, along with the stream's change sets; so only
 the pipeline's loop appends to an epoch. A page enters the queue only once the stream has reached

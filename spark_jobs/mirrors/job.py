@@ -1,4 +1,4 @@
-"""The mirror job: moves one mirror from one epoch to another.
+"""A table's step in the mirror job: moves one mirror from one epoch to another.
 
 The first line that applies decides (limits: `policy.py`):
 

@@ -46,7 +46,7 @@ from ingestd.model.errors import TableChangedError, TransientError
 from ingestd.model.schema import TableId
 from ingestd.ports import Split
 from ingestd.postgres.snapshot.errors import read_error
-from spark_jobs.source.read_plan import ReadPlan, cut, ensure_described, export
+from spark_jobs.source.read_plan import ReadPlan, cut, ensure_as_loaded, export
 from spark_jobs.source.split_packing import Bins
 
 HEARTBEAT_S = 15.0
@@ -206,7 +206,7 @@ class HeldSnapshot:
                 raise _lost(table.id)
             if self._connection is None:
                 self._connection, self._name = await export(self.dsn)
-            await ensure_described(self._connection, table)
+            await ensure_as_loaded(self._connection, table)
             bins = await cut(plan, self._connection, self._name, count)
         except psycopg.Error as error:
             raise read_error(error, table.id, self.dsn) from error

@@ -110,7 +110,7 @@ async def count_partitions(plan: ReadPlan, dsn: str) -> int:
     return max(1, -(-sum(split.estimated_bytes for split in splits) // plan.split_bytes))
 
 
-async def ensure_described(connection: AsyncConnection[Any], table: Table) -> None:
+async def ensure_as_loaded(connection: AsyncConnection[Any], table: Table) -> None:
     """Check that the columns are those that `load()` found. Raises TableChangedError.
 
     Columns added since then are ignored.

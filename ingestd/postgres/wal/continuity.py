@@ -8,7 +8,8 @@ The comparisons, in this order, and their results:
     read
     rows of another server, and a slot here that was  LakeLost: another source's lake
     read
-    a slot that was read beyond the lake              LakeLost: an older copy
+    a slot that was read beyond the lake              LakeLost: an older copy, or a slot that
+                                                      another client moved or re-created
     nothing in the lake needs continuity              Fresh
     another system identifier                         Lost: another server
     another timeline whose history lacks some of the  Lost
@@ -21,9 +22,9 @@ The comparisons, in this order, and their results:
     a slot beyond the lake that was never read        Lost
     else                                              Resumed
 
-A slot that ingestd manages was read if it exists: the lake records the source before the slot is
-created. For a slot that it does not manage (manage = false) the server's statistics decide, if they
-say anything.
+The lake records the source before ingestd creates a slot. So a slot that ingestd manages counts as
+read if it exists. For a slot that it does not manage (manage = false) the server's statistics
+decide, if they say anything.
 
 The lake that a slot was read into is never behind the slot (I1). So any lake that is not behind has
 everything that the slot no longer has: the lake's id need not be known.
