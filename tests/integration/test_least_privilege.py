@@ -11,9 +11,13 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
 
 import ingestd
+from ingestd.model.printable_text import printable_lines
 from ingestd.model.schema import TableId
+from ingestd.postgres.role_sql import least_privilege
+from ingestd.postgres.settings import WalSettings
 from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.config import polling_config, wal_config
@@ -357,3 +361,27 @@ def test_polling_without_replication(
     refused(database, role, "INSERT INTO orders VALUES (1)")
     with pytest.raises(psycopg.OperationalError, match=r"(?i)wal ?sender"):
         psycopg.connect(make_conninfo(dsn(database, role), replication="database"))
+
+
+async def test_what_is_printed_grants_the_named_table_only(database: Database, role: str) -> None:
+    """A tab in a name is not printed as the space of another name."""
+    tab, space = TableId("public", "pay\troll"), TableId("public", "pay roll")
+    database.execute(*(f'CREATE TABLE "{t.name}" (id int PRIMARY KEY)' for t in (tab, space)))
+    settings = WalSettings(
+        kind="wal",
+        dsn=SecretStr(database.dsn),
+        tables=["public.*"],
+        slot=database.name,
+        publication=database.name,
+        manage=False,
+    )
+    found = await least_privilege(settings, role, [tab], "source shop")
+    pasted = printable_lines("\n".join(found))
+    assert "\t" not in pasted
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        for statement in pasted.splitlines():
+            if "replication_slot" not in statement:
+                connection.execute(statement.encode())
+        may_read = "SELECT has_table_privilege(%s, quote_ident(%s), 'SELECT')"
+        given = [connection.execute(may_read, (role, t.name)).fetchone() for t in (tab, space)]
+    assert given == [(True,), (False,)]
