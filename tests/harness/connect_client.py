@@ -1,4 +1,4 @@
-"""A client of Spark Connect in a process of its own, as `pip install pyspark-client` makes one.
+"""A client of Spark Connect in a separate process, as `pip install pyspark-client` makes one.
 
 It has no py4j and no driver: their imports fail, and a session that is asked for its JVM raises
 AssertionError. So whatever a job does there, it does by calls that every client has.

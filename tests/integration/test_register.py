@@ -312,7 +312,7 @@ def squatter(content: bytes, *, times: int = 1, encoding: str | None = None) -> 
 def test_an_answer_without_end_is_not_kept(
     raw: RawLake, tmp_path: Path, encoding: str | None
 ) -> None:
-    """Whoever listens in the place of a catalog on this machine could end the process."""
+    """A program in the place of a catalog on this machine could end the process."""
     piece = bytes(1 << 20)
     content = gzip.compress(piece * 200) if encoding else piece
     with squatter(content, times=1 if encoding else 1 << 20, encoding=encoding) as uri:
